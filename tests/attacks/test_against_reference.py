@@ -72,7 +72,7 @@ def seen_points(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     seen: list[Tensor] = []
     look = target_module.AttackTarget.loss_and_grad
 
-    def keep(self: target_module.AttackTarget, inputs: Tensor, labels: Tensor) -> target_module.LossAndGrad:
+    def keep(self: target_module.AttackTarget, inputs: Tensor, labels: Tensor) -> target_module.Perturbed:
         seen.append(inputs)
         return look(self, inputs, labels)
 
@@ -168,16 +168,16 @@ def test_square_in_l2(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = recorded(monkeypatch)
     epsilon, steps = 0.8, 25
     seen: list[Tensor] = []
-    values = target_module.AttackTarget.values
+    evaluate = target_module.AttackTarget.evaluate
 
-    def keep(self: target_module.AttackTarget, moved: Tensor, targets: Tensor) -> Tensor:
+    def keep(self: target_module.AttackTarget, moved: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         seen.append(moved)
-        return values(self, moved, targets)
+        return evaluate(self, moved, targets)
 
-    monkeypatch.setattr(target_module.AttackTarget, "values", keep)
+    monkeypatch.setattr(target_module.AttackTarget, "evaluate", keep)
     result = attacks.Square(norm="l2", epsilon=epsilon, steps=steps, share=0.8, batch_size=6)(net, inputs, labels)
     _, *changes = numbers
-    start, *candidates = seen
+    start, *candidates, _ = seen  # the end is evaluated once more
     assert len(candidates) == steps
     for row in range(len(inputs)):
         look = looker(net, inputs.shape[1:], int(labels[row]), "margin")

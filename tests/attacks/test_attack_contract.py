@@ -169,9 +169,9 @@ def test_frozen_noise_freezes_what_a_model_draws_itself() -> None:
     inputs, labels = examples()
     for model in (logits_function(), nn.Sequential(Shaken(), plain_net())):
         target = attacks.PGD(noise="frozen").target_for(model)
-        assert torch.equal(target.values(inputs, labels), target.values(inputs, labels))
+        assert torch.equal(target.evaluate(inputs, labels)[0], target.evaluate(inputs, labels)[0])
         target.noise = "fresh"
-        assert not torch.equal(target.values(inputs, labels), target.values(inputs, labels))
+        assert not torch.equal(target.evaluate(inputs, labels)[0], target.evaluate(inputs, labels)[0])
 
 
 class Shaken(nn.Module):

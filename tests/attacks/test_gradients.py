@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import dubio
 from attack_table import bayesian_net, examples, plain_net
 from dubio import attacks
+from dubio._engine import isolated
 from dubio._engine.execute import run
 from dubio.attacks import target as target_module
 
@@ -97,9 +98,10 @@ def test_momentum_keeps_a_share_of_the_direction_before() -> None:
     taken: list[Tensor] = []
 
     class Scripted(target_module.AttackTarget):
-        def loss_and_grad(self, inputs: Tensor, labels: Tensor) -> target_module.LossAndGrad:
+        def loss_and_grad(self, inputs: Tensor, labels: Tensor, goals: object = None) -> target_module.Perturbed:
             taken.append(inputs)
-            return target_module.LossAndGrad(torch.zeros(1), torch.zeros(1).bool(), gradients[len(taken) - 1])
+            flags = torch.zeros(1).bool()
+            return target_module.Perturbed(inputs, torch.zeros(1), flags, grad=gradients[len(taken) - 1])
 
     attack = attacks.PGD(norm="l2", epsilon=1.0, steps=2, step_size=0.1, momentum=0.5, random_start=False)
     target = Scripted(lambda inputs: inputs, 1, "predictive", "cross_entropy", "fresh", 0)
@@ -165,7 +167,7 @@ def test_t64_the_gradient_is_that_of_the_averaged_objective(objective: str, loss
     model = bayesian_net("local", torch.float64)
     inputs, labels = examples(model, dtype=torch.float64)
     target = target_module.AttackTarget(model, 5, objective, loss, "frozen", 7, targeted)
-    with target_module.untouched(model):
+    with isolated(model, training=False, trainable=False):
         view = target.loss_and_grad(inputs, labels)
 
     leaf = inputs.clone().requires_grad_(True)

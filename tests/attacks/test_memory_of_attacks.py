@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 import dubio
 from dubio import attacks
-from dubio._engine import cuda_graphs as capturing
+from dubio._engine import cuda_graphs as capturing, isolated
 from dubio._engine.memory import Footprint
-from dubio.attacks import target as target_module
-from dubio.attacks.target import Recorder, untouched
+from dubio.attacks import attack as attack_module
+from dubio.attacks.target import Perturbed, Recorder
 
 MIB = 2**20
 
@@ -55,14 +55,14 @@ def test_a_score_keeps_a_limit_that_leaves_room_for_its_batch() -> None:
 
 def test_drawn_weights_are_not_charged_to_rows() -> None:
     net, inputs, labels = large_weights(), torch.rand(200, 100), torch.zeros(200, dtype=torch.int64)
-    with untouched(net), torch.no_grad():
+    with isolated(net, training=False, trainable=False), torch.no_grad():
         target = attacks.PGD(num_samples=20).target_for(net)
         assert target.rows_at_a_time(inputs, labels) == 200
 
 
 def test_rows_are_as_many_as_fit() -> None:
     net, (inputs, labels) = large_activations(), images(100)
-    with untouched(net), torch.no_grad():
+    with isolated(net, training=False, trainable=False), torch.no_grad():
         few, many = (
             replace(attacks.PGD(), num_samples=n).target_for(net).rows_at_a_time(inputs, labels) for n in (2, 40)
         )
@@ -134,23 +134,33 @@ def test_an_attack_for_which_nothing_is_left_says_so() -> None:
 
 
 def test_draws_are_halved_before_rows_and_no_more_often_than_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_module, "shrink_chunks", lambda net: True)
-    thrift, rows = target_module.MemoryBackoff(small_net(), 4, num_samples=3), []
-    with pytest.raises(torch.OutOfMemoryError):
-        while True:
-            thrift.take_less()
-            rows.append(thrift.rows)
-    assert rows == [4, 4, 2, 2, 2, 1, 1, 1]
+    monkeypatch.setattr(attack_module, "shrink_chunks", lambda net: True)
+    rows: list[int] = []
+
+    class OutOfMemory(attacks.PGD):
+        def _perturb(self, target: object, inputs: Tensor, *rest: object) -> Perturbed:
+            rows.append(len(inputs))
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    inputs, labels = tables()
+    with pytest.raises(torch.OutOfMemoryError, match="ran out of memory with one draw of one input at a time"):
+        OutOfMemory(num_samples=3)(small_net(), inputs[:4], labels[:4])
+    assert rows == [4, 4, 4, 2, 2, 2, 1, 1, 1]
 
 
 def test_a_recording_without_memory_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
     def run_out(self: object) -> None:
+        calls.append(1)
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(capturing.Captured, "__call__", run_out)
     recorder = Recorder(torch.device("cpu"))
-    assert recorder(lambda inputs, labels: (inputs,), *tables()) is None
-    assert recorder._captured is None
+    for _ in range(2):
+        assert recorder(lambda inputs, labels: Perturbed(inputs, labels, labels > 0), *tables()) is None
+        assert recorder._captured is None
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])

@@ -130,8 +130,10 @@ def test_a_seed_makes_it_repeatable(host: str) -> None:
 def test_frozen_noise_is_frozen_on_the_host(host: str) -> None:
     net, (inputs, labels) = defended(ResizeAndPad(DRAW[host])), images()
     target = checked(net, inputs, labels)
-    one, other = target.compare(inputs, inputs, labels)
+    frozen = target.on_new_draws()
+    one, other = (frozen.evaluate(inputs, labels)[0] for _ in range(2))
     assert torch.equal(one, other)
+    assert not torch.equal(one, target.on_new_draws().evaluate(inputs, labels)[0])
 
 
 @pytest.mark.parametrize("host", DRAW)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import dubio
 from attack_table import ALL, examples
 from dubio import attacks
-from dubio.attacks.target import untouched
+from dubio._engine import isolated
 
 
 class Counter(nn.Module):
@@ -138,6 +138,6 @@ def fake(inputs: Tensor) -> attacks.AttackResult:
 
 def test_the_network_is_in_eval_mode_meanwhile_and_asks_for_no_gradients() -> None:
     net = training_net(convert=False)
-    with untouched(net):
+    with isolated(net, training=False, trainable=False):
         assert not any(module.training for module in net.modules())
         assert not any(parameter.requires_grad for parameter in net.parameters())

@@ -5,12 +5,15 @@ alone, ``pgd(model, inputs, labels, epsilon=8/255)``. The accuracy of a network 
 ``score``, on draws that had no part in it.
 """
 
+from functools import partial
+
+from dubio._engine import isolated
 from dubio.attacks.attack import Attack, AttackResult, short_form
 from dubio.attacks.black_box import RandomNoise, Square, Transfer
 from dubio.attacks.gradient import APGD, FGSM, PGD, TargetedFGSM
 from dubio.attacks.minimum_norm import DDN, FMN, MinimumNorm
 from dubio.attacks.score import Accuracy, Score, TransferTable, score, strongest, transfer_table
-from dubio.attacks.target import AttackTarget as AttackTarget, Model as Model, untouched as untouched
+from dubio.attacks.target import AttackTarget as AttackTarget, Model as Model
 
 __all__ = [
     "APGD",
@@ -42,6 +45,9 @@ __all__ = [
     "transfer",
     "transfer_table",
 ]
+
+untouched = partial(isolated, training=False, trainable=False)
+"""How a network is attacked: in eval mode, without gradients for its parameters, and left as it was."""
 
 apgd, ddn, fgsm, fmn, pgd = map(short_form, (APGD, DDN, FGSM, FMN, PGD))
 minimum_norm, random_noise, square = map(short_form, (MinimumNorm, RandomNoise, Square))

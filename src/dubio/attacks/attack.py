@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin, runtime_checkable
 
 import torch
@@ -29,13 +28,14 @@ from dubio._engine import (
     Through,
     as_it_is,
     check_num_samples,
-    is_out_of_memory,
+    isolated,
     new_seed,
     seed_tensor,
-    seeded_run,
     seeded_step,
+    shrink_chunks,
+    with_less_memory,
 )
-from dubio.attacks.target import AttackTarget, MemoryBackoff, Model, Noise, Recorder, check_classifier, untouched
+from dubio.attacks.target import AttackTarget, FewerRows, Model, Noise, Perturbed, Recorder, check_classifier
 from dubio.checks import check_count, check_positive
 from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
 
@@ -46,32 +46,6 @@ PATIENCE = 2.0
 COUNTS = ("steps", "restarts", "tries", "bisections", "batch_size")
 """Fields that must be whole numbers of at least 1, in the attacks that have them."""
 WHOLE_NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-
-
-@dataclass(frozen=True, eq=False)
-class Perturbed:
-    """Perturbed inputs of some examples, and what the attacker measures there."""
-
-    inputs: Float[Tensor, "batch ..."]
-    values: Float[Tensor, " batch"]
-    """The objective that the attacker raises, as the draws that selected the inputs see it."""
-    fooled: Bool[Tensor, " batch"]
-    """Whether those draws predict another class (when targeted: the target class)."""
-    c: Float[Tensor, " batch"] | None = None
-    """Weight of the distance (E-64), where the attack searches for it; NaN where there is no perturbation."""
-    gradient: Float[Tensor, "batch ..."] | None = None
-    """Gradient of the values, where the attack goes on from here."""
-
-    def or_where(self, chosen: Bool[Tensor, " batch"], other: "Perturbed") -> "Perturbed":
-        """The other one for those examples that are chosen."""
-        rows = functional.adversarial.as_rows(chosen, self.inputs)
-        mine, theirs = self.gradient, other.gradient
-        return Perturbed(
-            torch.where(rows, other.inputs, self.inputs),
-            torch.where(chosen, other.values, self.values),
-            torch.where(chosen, other.fooled, self.fooled),
-            gradient=None if mine is None or theirs is None else torch.where(rows, theirs, mine),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,10 +94,8 @@ class Progress:
         """Add steps to the total."""
         self._total += more
 
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, *failure: object) -> None:
+    def close(self) -> None:
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
 
@@ -193,11 +165,19 @@ class Attack:
         self, model: Model, inputs: Float[Tensor, "batch ..."], targets: Int[Tensor, " batch"], *, progress: bool = True
     ) -> AttackResult:
         """Attack a network (or a function from inputs to logits) on inputs whose labels are ``targets``."""
-        return self._run(model, inputs, targets, show_progress=progress)
+        self._check_call(model, inputs, targets)
+        began, target, source = time.perf_counter(), self.target_for(model), self._source(model)
+        with torch.inference_mode(False):
+            inputs, targets = inputs.detach().clone(), targets.clone().long()  # copies outside of any graph
+            with target.ready(self.seed, inputs, targets, self.batch_size):
+                made = None if source is None else source[0](source[1], inputs, targets, progress=progress)
+                with _Pieces(self, target, inputs if made is None else made.inputs, targets, progress) as pieces:
+                    with_less_memory(pieces.run, pieces.shrink)
+            return self._collect(pieces.parts, inputs, began, made)
 
     def moved(
         self,
-        model: nn.Module,
+        model: Model,
         inputs: Float[Tensor, "batch ..."],
         targets: Int[Tensor, " batch"],
         through: Through[Callable[..., object]] = as_it_is,
@@ -207,10 +187,13 @@ class Attack:
         Passes are not counted and, with one restart of FGSM or PGD, nothing is selected. Without a seed random numbers
         come from torch's generator. ``through`` runs the forward passes, compiled for example.
         """
+        if (source := self._source(model)) is not None:
+            return source[0].moved(source[1], inputs, targets, through)
         if not (inputs.is_cuda and torch.cuda.is_current_stream_capturing()):  # a capture cannot read values
             self._check_call(model, inputs, targets)
         generator = seeded_step(self.seed, inputs.device, compiled=through is not as_it_is)
-        with torch.inference_mode(False), untouched(model), generator, torch.no_grad():
+        isolation = isolated(model, training=False, trainable=False)
+        with torch.inference_mode(False), isolation, generator, torch.no_grad():
             target = replace(self.target_for(model), through=through, seeded=self.seed is not None)
             rows, moved, progress = self.batch_size or len(inputs), [], Progress(1, "", visible=False)
             run = self._climb if self._never_synchronizes and self._num_restarts() == 1 else self._perturb
@@ -226,58 +209,9 @@ class Attack:
         seed = int(new_seed(2**31)) if self.seed is None else self.seed
         return AttackTarget(model, self.num_samples, self.objective, self.loss, self.noise, seed, self.targeted)
 
-    def _run(
-        self, model: Model, inputs: Tensor, targets: Tensor, first_row: int = 0, *, show_progress: bool = False
-    ) -> AttackResult:
-        """Attack rows of which the first is row ``first_row`` of the whole data."""
-        self._check_call(model, inputs, targets)
-        began = time.perf_counter()
-        with torch.inference_mode(False), untouched(model), torch.no_grad():
-            inputs, targets = inputs.detach().clone(), targets.clone().long()  # copies outside of any graph
-
-            def attack() -> AttackResult:
-                target = self.target_for(model)
-                target.check(inputs, targets, self.batch_size)
-                rows = min(self.batch_size or target.rows_at_a_time(inputs, targets, self._uses_gradients), len(inputs))
-                num_ticks = -(-len(inputs) // rows) * self._num_steps()
-                with Progress(num_ticks, type(self).__name__, show_progress) as progress:
-                    parts = self._in_pieces(replace(target, first_row=first_row), inputs, targets, rows, progress)
-                return self._collect(parts, inputs, began)
-
-            return seeded_run(self.seed, inputs.device, attack)
-
-    def _in_pieces(
-        self, target: AttackTarget, inputs: Tensor, targets: Tensor, rows: int, progress: Progress
-    ) -> list[tuple[Perturbed, AttackTarget]]:
-        """Perturb some rows after the others, each piece with an ``AttackTarget`` that counts its passes.
-
-        After an out-of-memory error a piece starts again with fewer draws at a time, then with fewer rows, and with the
-        same noise where it is frozen.
-        """
-        parts: list[tuple[Perturbed, AttackTarget]] = []
-        done, recorder = 0, self._recorder(target, inputs.device)
-        backoff = MemoryBackoff(target.model, rows, target.num_samples)
-        try:
-            while done < len(inputs):
-                piece = slice(done, done + backoff.rows)
-                part = replace(target, first_row=target.first_row + done, recorder=recorder)
-                try:
-                    parts.append((self._perturb(part, inputs[piece], targets[piece], progress), part))
-                    done += backoff.rows
-                    continue
-                except (RuntimeError, MemoryError) as error:
-                    if not is_out_of_memory(error):
-                        raise
-                # Outside of the handler, where nothing refers to the failed attempt any more.
-                if recorder is not None:
-                    recorder.close()
-                recorder = None
-                backoff.take_less()
-                progress.expect(self._num_steps())
-        finally:
-            if recorder is not None:
-                recorder.close()
-        return parts
+    def _source(self, model: Model) -> "tuple[Attack, Model] | None":
+        """The attack, and the network attacked, that move the inputs of an attack that only evaluates them."""
+        return None
 
     def _recorder(self, target: AttackTarget, device: torch.device) -> Recorder | None:
         """A recorder of CUDA graphs, on a GPU and for many steps.
@@ -288,8 +222,11 @@ class Attack:
         fits = device.type == "cuda" and isinstance(target.model, nn.Module) and target.noise != "frozen"
         return Recorder(device) if pays and fits and not target.draws_on_host else None
 
-    def _collect(self, parts: list[tuple[Perturbed, AttackTarget]], inputs: Tensor, began: float) -> AttackResult:
+    def _collect(
+        self, parts: "list[tuple[Perturbed, AttackTarget]]", inputs: Tensor, began: float, made: AttackResult | None
+    ) -> AttackResult:
         pieces, used = zip(*parts, strict=True)
+        earlier = (0, 0) if made is None else (made.forwards, made.backwards)
         adversarial, values = torch.cat([part.inputs for part in pieces]), torch.cat([part.values for part in pieces])
         if bool(values.isnan().any()):
             raise ValueError("the model must give finite logits, got NaN on inputs within the bounds of the attack")
@@ -298,16 +235,21 @@ class Attack:
             values,
             functional.adversarial.perturbation_norm(adversarial - inputs, self.norm),
             torch.cat([part.fooled for part in pieces]),
-            forwards=max(target.forwards for target in used),
-            backwards=max(target.backwards for target in used),
+            forwards=earlier[0] + max(target.forwards for target in used),
+            backwards=earlier[1] + max(target.backwards for target in used),
             seconds=time.perf_counter() - began,
             c=None if pieces[0].c is None else torch.cat([part.c for part in pieces]),
         )
 
     def _perturb(self, target: AttackTarget, inputs: Tensor, targets: Tensor, progress: Progress) -> Perturbed:
         """Perturb some examples: the strongest of all restarts, each evaluated on draws of its own."""
-        climbs = (self._climb(target, inputs, targets, progress) for _ in range(self._num_restarts()))
-        return reduce(stronger, (Perturbed(moved, *target.evaluate(moved, targets)) for moved in climbs))
+        best: Perturbed | None = None
+        for _ in range(self._num_restarts()):
+            moved = self._climb(target, inputs, targets, progress)
+            end = Perturbed(moved, *target.evaluate(moved, targets))
+            best = end if best is None else stronger(best, end)
+        assert best is not None
+        return best
 
     def _climb(self, target: AttackTarget, inputs: Tensor, targets: Tensor, progress: Progress) -> Tensor:
         """Move the inputs of some examples, once from a start."""
@@ -373,6 +315,63 @@ class Attack:
                 f"inputs must lie in bounds [{low:g}, {high:g}], got values from {inputs.min().item():g} to "
                 f"{inputs.max().item():g}; normalisation belongs to the model, or pass bounds=(low, high)"
             )
+
+
+class _Pieces:
+    """Moves some rows after the others, each piece with an ``AttackTarget`` that counts its passes.
+
+    After an out-of-memory error a piece starts again with fewer draws at a time, then with fewer rows, and with the
+    same noise where it is frozen.
+    """
+
+    def __init__(self, attack: Attack, target: AttackTarget, inputs: Tensor, targets: Tensor, visible: bool) -> None:
+        self._attack, self._target, self._inputs, self._targets = attack, target, inputs, targets
+        rows = attack.batch_size or target.rows_at_a_time(inputs, targets, attack._uses_gradients)
+        self._size = FewerRows(min(rows, len(inputs)))
+        self._halvings, self._done = 0, 0
+        self._recorder = attack._recorder(target, inputs.device)
+        num_ticks = -(-len(inputs) // self._size.rows) * attack._num_steps()
+        self._progress = Progress(num_ticks, type(attack).__name__, visible)
+        self.parts: list[tuple[Perturbed, AttackTarget]] = []
+
+    def run(self) -> None:
+        """Move the rows that are left."""
+        while self._done < len(self._inputs):
+            piece = slice(self._done, self._done + self._size.rows)
+            part = replace(self._target, first_row=self._done, recorder=self._recorder)
+            end = self._attack._perturb(part, self._inputs[piece], self._targets[piece], self._progress)
+            self.parts.append((end, part))
+            self._done += self._size.rows
+
+    def shrink(self, error: Exception) -> bool:
+        """Halve draws first, as that changes nothing else; raises where one draw of one row is too much."""
+        self._drop_recording()
+        model = self._target.model
+        # Halved no more often than there are draws to halve: another process may have used up the memory.
+        may_halve = self._halvings < self._target.num_samples.bit_length()
+        if may_halve and isinstance(model, nn.Module) and shrink_chunks(model):
+            self._halvings += 1
+        elif self._size.halve():
+            self._halvings = 0
+        else:
+            raise torch.OutOfMemoryError(
+                "the attack ran out of memory with one draw of one input at a time; it needs more memory, or smaller "
+                "inputs"
+            )
+        self._progress.expect(self._attack._num_steps())
+        return True
+
+    def _drop_recording(self) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
+        self._recorder = None
+
+    def __enter__(self) -> "_Pieces":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._drop_recording()
+        self._progress.close()
 
 
 @runtime_checkable

@@ -19,7 +19,7 @@ from torch import Tensor
 from dubio import functional
 from dubio.attacks.attack import Attack, Progress
 from dubio.attacks.gradient import PGD
-from dubio.attacks.target import AttackTarget
+from dubio.attacks.target import AttackTarget, Model
 from dubio.functional.adversarial import AttackLoss
 
 SMALLEST_BUMP = 3
@@ -62,14 +62,17 @@ class Square(Attack):
         start = self._stripes if self.norm == "linf" else self._tiles
         change = self._with_square if self.norm == "linf" else self._with_bump
         moved = self._inside(start(target, images), images)
-        values = target.values(moved.view_as(inputs), targets)
+        values, _ = target.evaluate(moved.view_as(inputs), targets)
         for k in range(self.steps):
             share = functional.adversarial.square_share(k, self.steps, self.share)
             candidate = self._inside(change(target, moved, images, share), images)
             if target.noise == "fresh" and target.is_random:
-                loss, values = target.compare(candidate.view_as(inputs), moved.view_as(inputs), targets)
+                fair = target.on_new_draws()
+                loss, _ = fair.evaluate(candidate.view_as(inputs), targets)
+                values, _ = fair.evaluate(moved.view_as(inputs), targets)
+                target.forwards += fair.forwards
             else:
-                loss = target.values(candidate.view_as(inputs), targets)
+                loss, _ = target.evaluate(candidate.view_as(inputs), targets)
             moved = torch.where(functional.adversarial.as_rows(loss > values, moved), candidate, moved)
             values = torch.maximum(loss, values)
             progress.tick()
@@ -226,14 +229,12 @@ class Transfer(Attack):
                 raise ValueError(f"{name} must be that of the attack, {expected!r}, got {getattr(self, name)!r}")
         super().__post_init__()
 
-    def _climb(self, target: AttackTarget, inputs: Tensor, targets: Tensor, progress: Progress) -> Tensor:
+    def _source(self, model: Model) -> tuple[Attack, Model]:
         attack, source = self.attack, self.source
         if source is None:
-            attack, source = replace(attack, noise="off"), target.model
-        if attack.seed is None:
-            attack = replace(attack, seed=target.seed)
-        result = attack._run(source, inputs, targets, target.first_row)
-        target.forwards += result.forwards
-        target.backwards += result.backwards
+            attack, source = replace(attack, noise="off"), model
+        return (attack if attack.seed is not None else replace(attack, seed=self.seed)), source
+
+    def _climb(self, target: AttackTarget, inputs: Tensor, targets: Tensor, progress: Progress) -> Tensor:
         progress.tick()
-        return result.inputs
+        return inputs  # as the source has moved them

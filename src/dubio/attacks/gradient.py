@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from dubio import functional
-from dubio.attacks.attack import Attack, Perturbed, Progress, stronger
-from dubio.attacks.target import AttackTarget
+from dubio.attacks.attack import Attack, Progress, stronger
+from dubio.attacks.target import AttackTarget, Perturbed
 
 
 @dataclass(frozen=True)
@@ -144,13 +144,13 @@ class APGD(Attack):
     def _climb(self, target: AttackTarget, inputs: Tensor, targets: Tensor, progress: Progress) -> Tensor:
         """The strongest of all points of the ascent."""
         before = self._start(target, inputs)
-        here = best = strongest = _evaluated(target, before, targets)
+        here = best = strongest = target.loss_and_grad(before, targets)
         best_before, since = best.values, 0
         size = torch.zeros_like(here.values) + 2.0 * self.epsilon
         num_rises, halved = torch.zeros_like(here.values), torch.zeros_like(here.values).bool()
         checkpoints = functional.adversarial.halving_checkpoints(self.steps)
         for k in range(1, self.steps + 1):
-            arrived = _evaluated(target, self._step(here, before, size, inputs, first=k == 1), targets)
+            arrived = target.loss_and_grad(self._step(here, before, size, inputs, first=k == 1), targets)
             num_rises = num_rises + (arrived.values > here.values)
             best = best.or_where(arrived.values > best.values, arrived)
             strongest = stronger(strongest, arrived)
@@ -165,14 +165,8 @@ class APGD(Attack):
         return strongest.inputs
 
     def _step(self, here: Perturbed, before: Tensor, size: Tensor, inputs: Tensor, first: bool) -> Tensor:
-        assert here.gradient is not None
         direction = functional.adversarial.steepest_direction(here.gradient, self.norm)
         proposal = self._inside(here.inputs + functional.adversarial.as_rows(size, inputs) * direction, inputs)
         if first:
             return proposal
         return self._inside(functional.adversarial.with_momentum(here.inputs, before, proposal, self.momentum), inputs)
-
-
-def _evaluated(target: AttackTarget, inputs: Tensor, targets: Tensor) -> Perturbed:
-    values, fooled, gradient = target.loss_and_grad(inputs, targets)
-    return Perturbed(inputs, values, fooled, gradient=gradient)

@@ -18,18 +18,19 @@ References: Rony et al. 2019 (DDN), Pintor et al. 2021 (FMN), Szegedy et al. 201
 Carlini and Wagner 2017 (the margin).
 """
 
+import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dubio import functional
-from dubio.attacks.attack import Attack, Perturbed, Progress
-from dubio.attacks.target import AttackTarget, LossAndGrad, Model
+from dubio.attacks.attack import Attack, Progress
+from dubio.attacks.target import AttackTarget, Model, Perturbed
 from dubio.checks import check_positive
 from dubio.functional.adversarial import AttackLoss, Norm
 
@@ -55,16 +56,17 @@ class Nearest:
         self.open = self.size.isinf()
         """Examples that are still searched; the others stay as they are."""
 
-    def consider(self, moved: Inputs, fooled: Flags) -> None:
+    def consider(self, end: Perturbed) -> None:
         """Keep what fools and is smaller."""
-        size = functional.adversarial.perturbation_norm(moved - self._clean, self._norm)
-        better = self.open & fooled & (size < self.size)
-        self.inputs = torch.where(functional.adversarial.as_rows(better, moved), moved, self.inputs)
+        size = functional.adversarial.perturbation_norm(end.inputs - self._clean, self._norm)
+        better = self.open & end.fooled & (size < self.size)
+        self.inputs = torch.where(functional.adversarial.as_rows(better, end.inputs), end.inputs, self.inputs)
         self.size = torch.where(better, size, self.size)
 
     def evaluated(self, target: AttackTarget, targets: Tensor, c: Tensor | None = None) -> Perturbed:
         """The result of an attack; an example without a perturbation is not fooled."""
-        return Perturbed(self.inputs, target.values(self.inputs, targets), self.size.isfinite(), c)
+        values, _ = target.evaluate(self.inputs, targets)
+        return Perturbed(self.inputs, values, self.size.isfinite(), c)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,15 +83,14 @@ class Problem:
     goals: Int[Tensor, " batch"] | None
     bounds: tuple[float, float]
 
-    def objective_and_grad(self, moved: Inputs, c: PerExample) -> tuple[PerExample, Flags, Inputs]:
-        """The objective that is minimised, whether the network is fooled, and the gradient."""
-        leaf = moved.detach().requires_grad_(True)
+    def objective_and_grad(self, end: Perturbed, c: PerExample) -> tuple[PerExample, Inputs]:
+        """The objective that is minimised, and its gradient, from what the attacker measures at a point."""
+        leaf, values = end.inputs.detach().requires_grad_(True), end.values.detach().requires_grad_(True)
         hinged = self.target.loss != "cross_entropy"
         with torch.enable_grad():
-            values, fooled = self.target.evaluate(leaf, self.labels, self.goals)
             lowered = functional.adversarial.minimum_norm_objective(leaf - self.inputs, values, c, hinged)
-            gradient = self.target.gradient(lowered, leaf)
-        return lowered.detach(), fooled, gradient
+            by_distance, by_values = torch.autograd.grad(lowered.sum(), (leaf, values))
+        return lowered.detach(), by_distance + functional.adversarial.as_rows(by_values, leaf) * end.gradient
 
     def row(self, i: int) -> "Problem":
         """The problem of one example."""
@@ -98,15 +99,41 @@ class Problem:
         goals = None if self.goals is None else self.goals[row]
         return Problem(target, self.inputs[row], self.labels[row], goals, self.bounds)
 
+    def on_vectors(self, c: PerExample) -> Callable[[Any], tuple[float, Any]]:
+        """``objective_and_grad`` of one example as SciPy takes it."""
 
-class End(NamedTuple):
-    """Where a solver ended."""
+        def objective(flat: Any) -> tuple[float, Any]:
+            end = self.target.loss_and_grad(self.from_vector(flat), self.labels, self.goals)
+            lowered, gradient = self.objective_and_grad(end, c)
+            return lowered.item(), gradient.double().flatten().cpu().numpy()
 
-    moved: Inputs
-    fooled: Flags
-    """Whether the network is fooled there."""
-    settled: Flags
-    """Whether it was fooled there, or shortly before."""
+        return objective
+
+    def from_vector(self, flat: Any) -> Inputs:
+        """The inputs of one example that a vector of SciPy stands for."""
+        return torch.as_tensor(flat, dtype=self.inputs.dtype, device=self.inputs.device).view_as(self.inputs)
+
+
+class WeightSearch:
+    """The weights of the distance to try, one for each example: first by factors of ten, then by bisection."""
+
+    def __init__(self, first: float, bisections: int, like: PerExample) -> None:
+        self.c = torch.full_like(like, first)
+        """The weights to try now."""
+        self._works, self._fails = torch.zeros_like(like), torch.full_like(like, math.inf)
+        self._left = torch.full_like(like, bisections)
+
+    @property
+    def open(self) -> Flags:
+        """Examples whose weight is still searched."""
+        return self._left >= 0.0
+
+    def update(self, succeeded: Flags) -> None:
+        """Choose the next weights, smaller where the attack has failed."""
+        self._works = torch.where(succeeded, self.c, self._works)
+        self._fails = torch.where(succeeded, self._fails, self.c)
+        self._left = self._left - ((self._works > 0.0) & self._fails.isfinite()).to(self._left.dtype)
+        self.c = functional.adversarial.next_penalty(self.c, self._works, self._fails)
 
 
 @dataclass(frozen=True)
@@ -134,18 +161,17 @@ class DDN(Attack):
         check_positive("radius", self.radius)
 
     def _perturb(self, target: AttackTarget, inputs: Tensor, targets: Tensor, progress: Progress) -> Perturbed:
-        view, moved = target.loss_and_grad(inputs, targets), inputs
-        nearest = Nearest(inputs, self.norm)
+        here, nearest = target.loss_and_grad(inputs, targets), Nearest(inputs, self.norm)
         radius = torch.full_like(nearest.size, self.radius)
         for size in _annealed(self.step_size, self.step_size / 100.0, self.steps):
-            nearest.consider(moved, view.fooled)
-            radius = functional.adversarial.next_decoupled_radius(radius, view.fooled, self.gamma)
-            ahead = moved - inputs + size * self._direction(target, view.gradient)
+            nearest.consider(here)
+            radius = functional.adversarial.next_decoupled_radius(radius, here.fooled, self.gamma)
+            ahead = here.inputs - inputs + size * self._direction(target, here.gradient)
             direction = functional.adversarial.steepest_direction(ahead, self.norm)
-            moved = (inputs + direction * functional.adversarial.as_rows(radius, inputs)).clamp(*self.bounds)
-            view = target.loss_and_grad(moved, targets)
+            moved = inputs + direction * functional.adversarial.as_rows(radius, inputs)
+            here = target.loss_and_grad(moved.clamp(*self.bounds), targets)
             progress.tick()
-        nearest.consider(moved, view.fooled)
+        nearest.consider(here)
         return nearest.evaluated(target, targets)
 
     def _direction(self, target: AttackTarget, gradient: Tensor) -> Tensor:
@@ -186,25 +212,21 @@ class FMN(Attack):
             raise ValueError("loss must be 'margin' or 'dlr' for FMN, being zero at the boundary, got 'cross_entropy'")
 
     def _perturb(self, target: AttackTarget, inputs: Tensor, targets: Tensor, progress: Progress) -> Perturbed:
-        view, moved = target.loss_and_grad(inputs, targets), inputs
-        nearest = Nearest(inputs, self.norm)
+        here, nearest = target.loss_and_grad(inputs, targets), Nearest(inputs, self.norm)
         radius = torch.full_like(nearest.size, math.inf)
         sizes = _annealed(self.step_size, self.step_size / 100.0, self.steps)
         for size, gamma in zip(sizes, _annealed(self.gamma, self.last_gamma, self.steps), strict=True):
-            nearest.consider(moved, view.fooled)
-            linear = self._linear_distance(moved - inputs, view)
-            radius = functional.adversarial.next_boundary_radius(radius, view.fooled, nearest.size, linear, gamma)
-            ahead = moved - inputs + size * functional.adversarial.steepest_direction(view.gradient, "l2")
-            moved = (inputs + functional.adversarial.project_perturbation(ahead, self.norm, radius)).clamp(*self.bounds)
-            view = target.loss_and_grad(moved, targets)
+            nearest.consider(here)
+            # The norm of the perturbation that reaches the boundary to first order.
+            linear = functional.adversarial.perturbation_norm(here.inputs - inputs, self.norm)
+            linear = linear + functional.adversarial.boundary_distance(here.values, here.gradient, self.norm)
+            radius = functional.adversarial.next_boundary_radius(radius, here.fooled, nearest.size, linear, gamma)
+            ahead = here.inputs - inputs + size * functional.adversarial.steepest_direction(here.gradient, "l2")
+            moved = inputs + functional.adversarial.project_perturbation(ahead, self.norm, radius)
+            here = target.loss_and_grad(moved.clamp(*self.bounds), targets)
             progress.tick()
-        nearest.consider(moved, view.fooled)
+        nearest.consider(here)
         return nearest.evaluated(target, targets)
-
-    def _linear_distance(self, perturbation: Tensor, view: LossAndGrad) -> Tensor:
-        """Norm of the perturbation that reaches the boundary to first order."""
-        size = functional.adversarial.perturbation_norm(perturbation, self.norm)
-        return size + functional.adversarial.boundary_distance(view.values, view.gradient, self.norm)
 
 
 @dataclass(frozen=True)
@@ -259,54 +281,29 @@ class MinimumNorm(Attack):
 
     def _perturb(self, target: AttackTarget, inputs: Tensor, targets: Tensor, progress: Progress) -> Perturbed:
         log_probs = functional.uncertainty.predictive_log_probs(target.log_probs(inputs))
-        nearest = Nearest(inputs, self.norm)
-        nearest.consider(inputs, (log_probs.argmax(dim=-1) == targets) == self.targeted)
-        c = torch.full_like(nearest.size, math.nan)
-        all_goals = self._goals(target, log_probs, targets)
+        nearest, labels = Nearest(inputs, self.norm), log_probs.argmax(dim=-1)
+        nearest.consider(Perturbed(inputs, nearest.size, (labels == targets) == self.targeted))
+        all_goals, kept = self._goals(target, log_probs, targets), torch.full_like(nearest.size, math.nan)
         progress.expect((len(all_goals) - 1) * self._num_steps())
         for goals in all_goals:
             problem = Problem(target, inputs, targets, goals, self.bounds)
-            if not self.search:
-                return self._solve_once(problem, nearest, progress)
-            c = self._search(problem, nearest, c, progress)
-        return nearest.evaluated(target, targets, c)
-
-    def _solve_once(self, problem: Problem, nearest: Nearest, progress: Progress) -> Perturbed:
-        """One c for all; inputs that fool the network already, or not in the end, stay as they were."""
-        already = nearest.size == 0.0
-        nearest.open = ~already
-        c = torch.full_like(nearest.size, self.c)
-        end = self._solve(problem, c, nearest)
-        progress.tick()
-        counts = end.fooled & ~already
-        moved = torch.where(functional.adversarial.as_rows(counts, end.moved), end.moved, problem.inputs)
-        values = problem.target.values(moved, problem.labels)
-        return Perturbed(moved, values, counts | already, torch.where(counts, c, math.nan))
-
-    def _search(self, problem: Problem, nearest: Nearest, kept: Tensor, progress: Progress) -> Tensor:
-        """Try one c after another; returns those of the perturbations that are kept."""
-        c = torch.full_like(kept, self.c)
-        works, fails = torch.zeros_like(c), torch.full_like(c, math.inf)
-        left = torch.full_like(c, self.bisections)
-        for _ in range(DECADES + self.bisections):
-            nearest.open = (left >= 0.0) & (nearest.size > 0.0)
-            if not bool(nearest.open.any()):
-                break
-            before = nearest.size
-            succeeded = self._solve(problem, c, nearest).settled
-            kept = torch.where(nearest.size < before, c, kept)
-            works, fails = torch.where(succeeded, c, works), torch.where(succeeded, fails, c)
-            left = left - ((works > 0.0) & fails.isfinite()).to(left.dtype)
-            c = functional.adversarial.next_penalty(c, works, fails)
-            progress.tick()
-        return kept
-
-    def _solve(self, problem: Problem, c: Tensor, nearest: Nearest) -> End:
-        noise = problem.target.random(problem.inputs.shape, "normal", problem.inputs)
-        start = (problem.inputs + START_STD * noise).clamp(*self.bounds)
-        if self.solver == "lbfgs":
-            return minimise(problem, start, c, nearest, self.steps)
-        return descend(problem, start, c, nearest, self.steps, self.step_size)
+            search = WeightSearch(self.c, self.bisections, kept)
+            for _ in range(self._num_steps()):
+                nearest.open = search.open & (nearest.size > 0.0)
+                if not bool(nearest.open.any()):
+                    break
+                noise, before = target.random(inputs.shape, "normal", inputs), nearest.size
+                start = (inputs + START_STD * noise).clamp(*self.bounds)
+                seen = nearest if self.search else copy.copy(nearest)  # without a search only the end counts
+                if self.solver == "lbfgs":
+                    end, settled = minimise(problem, start, search.c, seen, self.steps)
+                else:
+                    end, settled = descend(problem, start, search.c, seen, self.steps, self.step_size)
+                nearest.consider(end)
+                kept = torch.where(nearest.size < before, search.c, kept)
+                search.update(settled)
+                progress.tick()
+        return nearest.evaluated(target, targets, kept)
 
     def _goals(self, target: AttackTarget, log_probs: Tensor, labels: Tensor) -> list[Int[Tensor, " batch"] | None]:
         """Classes to go to, one set after another; None where the labels of the call are meant."""
@@ -321,54 +318,46 @@ class MinimumNorm(Attack):
         return [log_probs.scatter(-1, labels.unsqueeze(-1), -math.inf).argmax(dim=-1)]
 
 
-def descend(problem: Problem, start: Inputs, c: PerExample, nearest: Nearest, steps: int, step_size: float) -> End:
-    """Steps of Adam from ``start``; ``nearest`` considers every point."""
+def descend(
+    problem: Problem, start: Inputs, c: PerExample, nearest: Nearest, steps: int, step_size: float
+) -> tuple[Perturbed, Flags]:
+    """Steps of Adam from ``start``: the end, and which examples are fooled there or shortly before.
+
+    ``nearest`` considers every point on the way.
+    """
     moved = start.clone()
     optimizer = torch.optim.Adam([moved], lr=step_size)
-    succeeded = torch.zeros_like(problem.labels, dtype=torch.bool)
+    settled = torch.zeros_like(problem.labels, dtype=torch.bool)
     for k in range(steps):
-        _, fooled, moved.grad = problem.objective_and_grad(moved, c)
-        nearest.consider(moved, fooled)
+        here = problem.target.loss_and_grad(moved, problem.labels, problem.goals)
+        nearest.consider(here)
         if k >= LATE * steps:
-            succeeded |= fooled
+            settled |= here.fooled
+        _, moved.grad = problem.objective_and_grad(here, c)
         optimizer.step()
         moved.clamp_(*problem.bounds)
-    _, fooled = problem.target.evaluate(moved, problem.labels)
-    nearest.consider(moved, fooled)
-    return End(moved, fooled, succeeded | fooled)
+    end = Perturbed(moved, *problem.target.evaluate(moved, problem.labels))
+    return end, settled | end.fooled
 
 
-def minimise(problem: Problem, start: Inputs, c: PerExample, nearest: Nearest, steps: int) -> End:
-    """L-BFGS-B from ``start``, one example after another."""
-    moved = start.clone()
-    rows = {int(i): problem.row(int(i)) for i in nearest.open.nonzero()}
-    for i, row in rows.items():
-        moved[i : i + 1] = _minimise_row(row, start[i : i + 1], c[i : i + 1], steps)
-    problem.target.forwards += max(row.target.forwards for row in rows.values())
-    problem.target.backwards += max(row.target.backwards for row in rows.values())
-    _, fooled = problem.target.evaluate(moved, problem.labels)
-    nearest.consider(moved, fooled)
-    return End(moved, fooled, fooled)
-
-
-def _minimise_row(problem: Problem, start: Tensor, c: Tensor, steps: int) -> Tensor:
+def minimise(problem: Problem, start: Inputs, c: PerExample, nearest: Nearest, steps: int) -> tuple[Perturbed, Flags]:
+    """L-BFGS-B from ``start``, one example after another: the end, and which examples are fooled there."""
     try:
         from scipy.optimize import minimize  # type: ignore[import-untyped]
     except ImportError as error:
         raise ImportError(
             "solver='lbfgs' needs SciPy, which is missing: pip install scipy; 'adam' does without"
         ) from error
-
-    def point(flat: Any) -> Tensor:
-        return torch.as_tensor(flat, dtype=start.dtype, device=start.device).view_as(start)
-
-    def objective(flat: Any) -> tuple[float, Any]:
-        lowered, _, gradient = problem.objective_and_grad(point(flat), c)
-        return lowered.item(), gradient.double().flatten().cpu().numpy()
-
-    first, box = start.double().flatten().cpu().numpy(), [problem.bounds] * start.numel()
-    result = minimize(objective, first, jac=True, method="L-BFGS-B", bounds=box, options={"maxiter": steps})
-    return point(result.x).clamp(*problem.bounds)
+    moved, rows = start.clone(), {int(i): problem.row(int(i)) for i in nearest.open.nonzero()}
+    for i, row in rows.items():
+        first, box = start[i].double().flatten().cpu().numpy(), [problem.bounds] * start[i].numel()
+        options = {"jac": True, "method": "L-BFGS-B", "bounds": box, "options": {"maxiter": steps}}
+        result = minimize(row.on_vectors(c[i : i + 1]), first, **options)
+        moved[i : i + 1] = row.from_vector(result.x).clamp(*problem.bounds)
+    problem.target.forwards += max(row.target.forwards for row in rows.values())
+    problem.target.backwards += max(row.target.backwards for row in rows.values())
+    end = Perturbed(moved, *problem.target.evaluate(moved, problem.labels))
+    return end, end.fooled
 
 
 def _annealed(first: float, last: float, steps: int) -> Iterator[float]:

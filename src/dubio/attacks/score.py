@@ -27,9 +27,9 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio._engine import Using, check_num_samples, noise_key, seeded, seeded_run, stream
+from dubio._engine import Using, check_num_samples, isolated, noise_key, seeded, stream
 from dubio.attacks.attack import Attack, AttackResult
-from dubio.attacks.target import AttackTarget, Model, check_classifier, untouched
+from dubio.attacks.target import AttackTarget, Model, check_classifier
 from dubio.checks import check_count
 from dubio.codec import RecordError, dump_json, parse_json, read_value, write_atomically
 from dubio.functional.adversarial import AttackLoss, AttackObjective
@@ -101,10 +101,8 @@ def score(
         raise ValueError(f"num_tries must be from 1 to num_samples = {num_samples}, got {num_tries}")
     _check(model, inputs, targets, batch_size)
 
-    def evaluate() -> tuple[Tensor, Tensor]:
-        target = AttackTarget(model, num_samples, "predictive", "cross_entropy", "fresh", 0)
-        predicted, right = [], []
-        target.check(inputs, targets, batch_size)
+    predicted, right = [], []
+    with AttackTarget(model, num_samples).ready(_seed_for(seed, "score"), inputs, targets, batch_size) as target:
         for part, labels in zip(inputs.split(batch_size), targets.split(batch_size), strict=True):
             log_probs = target.log_probs(part)
             target.check_logits(log_probs, labels)
@@ -112,10 +110,7 @@ def score(
             hits = log_probs.argmax(dim=-1) == labels
             # The one draw of a network without noise, or the members of an ensemble, are repeated.
             right.append(hits.repeat(-(-num_samples // len(hits)), 1)[:num_samples])
-        return torch.cat(predicted), torch.cat(right, dim=1)
-
-    with untouched(model):
-        return _summary(*seeded_run(_seed_for(seed, "score"), inputs.device, evaluate), num_tries)
+    return _summary(torch.cat(predicted), torch.cat(right, dim=1), num_tries)
 
 
 @torch.no_grad()
@@ -139,15 +134,12 @@ def strongest(
     inputs = torch.stack([result.inputs for result in results])
     _check(model, inputs[0], targets, batch_size)
 
-    def evaluate() -> Tensor:
-        target = AttackTarget(model, num_samples, objective, loss, "fresh", 0)
-        target.check(inputs[0], targets, batch_size)
-        pieces = zip(inputs.split(batch_size, dim=1), targets.split(batch_size), strict=True)
-        values = [torch.stack([target.values(candidate, labels) for candidate in piece]) for piece, labels in pieces]
-        return torch.cat(values, dim=1)
-
-    with untouched(model):
-        chosen = seeded_run(_seed_for(seed, "strongest"), targets.device, evaluate).argmax(dim=0)
+    values = []
+    target = AttackTarget(model, num_samples, objective, loss)
+    with target.ready(_seed_for(seed, "strongest"), inputs[0], targets, batch_size):
+        for piece, labels in zip(inputs.split(batch_size, dim=1), targets.split(batch_size), strict=True):
+            values.append(torch.stack([target.evaluate(candidate, labels)[0] for candidate in piece]))
+    chosen = torch.cat(values, dim=1).argmax(dim=0)
     return inputs[chosen, torch.arange(len(chosen), device=chosen.device)], chosen
 
 
@@ -287,7 +279,9 @@ def transfer_table(
     began = time.perf_counter()
     seeds = {use: 4 * seed + number for number, use in enumerate(("attack", "before", "after", "draws"))}
     attack = replace(attack, seed=seeds["attack"])
-    made = [_make(model, attack, inputs, targets, seeds) for model in sources.values()]
+    made = []
+    for model in sources.values():
+        made.append(_make(model, attack, inputs, targets, seeds))
 
     def accuracies(images: Tensor) -> Tensor:
         draws = num_draws, seeds["draws"], batch_size
@@ -321,15 +315,13 @@ def _make(
 ) -> tuple[Tensor, int, int]:
     """Images made on one source, how many of them it still gets right, and how many it got wrong before."""
 
-    def right(images: Tensor, seed: int) -> Tensor:
-        scored = score(model, images, targets, num_samples=attack.num_samples, num_tries=1, seed=seed)
-        return scored.predictive_per_example
-
-    rows = right(inputs, seeds["before"])
+    options = {"num_samples": attack.num_samples, "num_tries": 1}
+    rows = score(model, inputs, targets, seed=seeds["before"], **options).predictive_per_example
     images = inputs.clone()
     if bool(rows.any()):
-        images[rows] = attack(model, inputs[rows], targets[rows]).inputs
-    return images, int((right(images, seeds["after"]) & rows).sum()), int((~rows).sum())
+        images[rows] = attack(model, inputs[rows], targets[rows], progress=False).inputs
+    left = score(model, images, targets, seed=seeds["after"], **options).predictive_per_example
+    return images, int((left & rows).sum()), int((~rows).sum())
 
 
 @torch.no_grad()
@@ -346,7 +338,7 @@ def _single(
     likelihood = likelihood_of(model)
     assert isinstance(likelihood, Categorical)
     parts, done = targets.split(batch_size), [0] * -(-len(inputs) // batch_size)
-    with untouched(model), Using(estimator="weight"):
+    with isolated(model, training=False, trainable=False), Using(estimator="weight"):
         for number, outputs in stream(model, inputs.split(batch_size), num_draws, seed=seed):
             hits = (likelihood.log_probs(outputs).argmax(dim=-1) == parts[number]).sum(dim=-1).cpu()
             right[done[number] : done[number] + len(hits)] += hits

@@ -1,8 +1,8 @@
 """The network under attack: log-probabilities of many draws, and the gradient of the attacker's objective.
 
-A target is a network or a bare function from inputs to logits. During an attack it is in eval mode and its parameters
-require no gradients; both are restored afterwards, as are its buffers (``tests/attacks/test_untouched.py``). Its noise
-is *fresh* at every step, *frozen* to the same draws throughout, or *off*.
+A target is a network or a bare function from inputs to logits. During an attack (``ready``) it is in eval mode and its
+parameters require no gradients; both are restored afterwards, as are its buffers (``tests/attacks/test_untouched.py``).
+Its noise is *fresh* at every step, *frozen* to the same draws throughout, or *off*.
 
 Random numbers of the attack itself come from here too. They belong to rows, so that cutting the data into batches
 changes no attack on a network without noise (``test_the_batch_size_does_not_matter``).
@@ -14,11 +14,12 @@ a CUDA graph, since all have the same shapes.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from dubio import functional
 from dubio._engine import (
@@ -29,7 +30,7 @@ from dubio._engine import (
     Buffers,
     Call,
     Captured,
-    DrawsItselfError,
+    DoesNotFitError,
     Executor,
     Footprint,
     HostState,
@@ -39,12 +40,11 @@ from dubio._engine import (
     Using,
     Watch,
     as_it_is,
-    eval_mode,
     follows_host,
-    free_memory,
     fresh_noise,
+    generator_state,
     has_numbers_of_its_own,
-    is_out_of_memory,
+    isolated,
     may_draw_on_host,
     memory_budget,
     noise_key,
@@ -55,8 +55,9 @@ from dubio._engine import (
     seed_tensor,
     seeded,
     seeded_noise,
-    shrink_chunks,
+    set_generator_state,
     signature,
+    with_less_memory,
 )
 from dubio.functional.adversarial import AttackLoss, AttackObjective
 from dubio.likelihoods import Categorical, likelihood_of
@@ -69,7 +70,6 @@ Flags = Bool[Tensor, " batch"]
 
 Model = nn.Module | Callable[[Tensor], Tensor]
 Noise = Literal["fresh", "frozen", "off"]
-T = TypeVar("T")
 
 KEY = noise_key("attacks")
 WARM_UPS = 2
@@ -80,49 +80,80 @@ WATCHED = ("cpu", "cuda", "mps")
 """Devices whose random numbers are seen while they are drawn."""
 
 
-class LossAndGrad(NamedTuple):
-    """The attacker's objective at some inputs, and its gradient."""
+class Perturbed(NamedTuple):
+    """Perturbed inputs of some examples, and what the attacker measures there."""
 
+    inputs: Inputs
     values: PerExample
-    """The objective that the attacker raises."""
+    """The objective that the attacker raises, as the draws that selected the inputs see it."""
     fooled: Flags
-    """Whether the mean over the draws predicts another class (when targeted: the target class)."""
-    gradient: Inputs
+    """Whether the mean over those draws predicts another class (when targeted: the target class)."""
+    c: PerExample | None = None
+    """Weight of the distance (E-64), where the attack searches for it; NaN where there is no perturbation."""
+    grad: Inputs | None = None
+
+    @property
+    def gradient(self) -> Inputs:
+        """Gradient of the values, which ``loss_and_grad`` gives."""
+        assert self.grad is not None
+        return self.grad
+
+    def or_where(self, chosen: Flags, other: "Perturbed") -> "Perturbed":
+        """The other one for those examples that are chosen."""
+
+        def choose(mine: Tensor | None, theirs: Tensor | None) -> Any:
+            if mine is None or theirs is None:
+                return None
+            return torch.where(functional.adversarial.as_rows(chosen, mine), theirs, mine)
+
+        return Perturbed(*map(choose, self, other))
 
 
 class Recorder:
-    """Replays a function of inputs and labels of one shape as a CUDA graph; gives up for good where that fails."""
+    """Replays a function of tensors of one shape as a CUDA graph; gives up for good where that fails."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._buffers: Buffers | None = None
-        self._captured: Captured[tuple[Tensor, ...]] | None = None
+        self._captured: Captured[Perturbed] | None = None
         self._failed = False
 
-    def __call__(
-        self, function: Callable[[Tensor, Tensor], tuple[Tensor, ...]], inputs: Tensor, labels: Tensor
-    ) -> tuple[Tensor, ...] | None:
-        """The function's outputs, replayed; None where they cannot be, and the caller runs the function."""
-        if self._failed:
-            return None
-        buffers = self._buffers = self._buffers or Buffers((inputs, labels))
-        if signature((inputs, labels)) != buffers.signature:
-            return None
-        if self._captured is None:
-            self._captured = Captured(lambda: function(*buffers.values), self._device, WARM_UPS)
-        buffers.copy((inputs, labels))
-        try:
-            return tuple(part.clone() for part in self._captured())
-        except (RuntimeError, MemoryError):  # a network that reads values while it runs, or no memory left
-            self._failed = True
-        # Outside of the handler, where nothing refers to the failed recording any more.
-        self.close()
-        free_memory()
-        return None
+    def __call__(self, function: Callable[..., Perturbed], *values: Tensor | None) -> Perturbed | None:
+        """What the function gives, replayed; None where it cannot be, and the caller runs the function."""
+        return with_less_memory(lambda: self._replay(function, values), self._give_up, also=(RuntimeError,))
 
     def close(self) -> None:
         """Drop the recording: it refers to the target, which refers to this recorder."""
         self._captured = None
+
+    def _replay(self, function: Callable[..., Perturbed], values: tuple[Tensor | None, ...]) -> Perturbed | None:
+        if self._failed:
+            return None
+        buffers = self._buffers = self._buffers or Buffers(values)
+        if signature(values) != buffers.signature:
+            return None
+        if self._captured is None:
+            self._captured = Captured(lambda: function(*buffers.values), self._device, WARM_UPS)
+        buffers.copy(values)
+        return cast(Perturbed, pytree.tree_map_only(Tensor, torch.clone, self._captured()))
+
+    def _give_up(self, error: Exception) -> bool:
+        """A network that reads values while it runs cannot be recorded; nor can one for which no memory is left."""
+        self._failed = True
+        self.close()
+        return True
+
+
+class FewerRows:
+    """How many rows an attempt takes: after each that ran out of memory, half as many."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def halve(self, error: Exception | None = None) -> bool:
+        """Halve the rows; returns whether there were more than one."""
+        self.rows, before = -(-self.rows // 2), self.rows
+        return before > 1
 
 
 @dataclass
@@ -131,15 +162,15 @@ class AttackTarget:
 
     model: Model
     num_samples: int
-    objective: AttackObjective
-    loss: AttackLoss
-    noise: Noise
-    seed: int
+    objective: AttackObjective = "predictive"
+    loss: AttackLoss = "margin"
+    noise: Noise = "fresh"
+    seed: int = 0
     targeted: bool = False
     first_row: int = 0
     is_random: bool = True
     """Whether two passes may differ; set by ``check``."""
-    through: Through[Callable[..., object]] = as_it_is
+    through: Through[Callable[..., Any]] = as_it_is
     """Runs forward passes of a network, compiled for example."""
     seeded: bool = True
     """Whether the attack's own random numbers come from its seed, or from torch's generator."""
@@ -164,7 +195,13 @@ class AttackTarget:
         """Log-probabilities of all draws, differentiable."""
         self.forwards += self.num_samples
         with self._noise_for(inputs):
-            return self._draws(inputs)
+            log_probs: Tensor = self.through(_log_probs)(self.model, inputs, self.num_samples, self.executor)
+            return log_probs
+
+    def labels(self, inputs: Inputs) -> Labels:
+        """The classes that the mean over the draws predicts."""
+        with torch.no_grad():
+            return functional.uncertainty.predictive_log_probs(self.log_probs(inputs)).argmax(dim=-1)
 
     def evaluate(self, inputs: Inputs, labels: Labels, goals: Labels | None = None) -> tuple[PerExample, Flags]:
         """The objective that the attacker raises, per example, and whether the mean over the draws is fooled.
@@ -173,38 +210,31 @@ class AttackTarget:
         the goals.
         """
         self.forwards += self.num_samples
-        return self._evaluate(inputs, labels, goals)
+        with self._noise_for(inputs):
+            values, fooled = self.through(_evaluate)(self.model, inputs, labels, goals, *self._measure)
+        return values, fooled
 
-    def labels(self, inputs: Inputs) -> Labels:
-        """The classes that the mean over the draws predicts."""
-        assert isinstance(self.model, nn.Module)
+    def loss_and_grad(self, inputs: Inputs, labels: Labels, goals: Labels | None = None) -> Perturbed:
+        """What ``evaluate`` gives, and the gradient of the objective: that of the average over draws."""
         self.forwards += self.num_samples
-        forward = cast(Callable[..., Tensor], self.through(_network_log_probs))
-        with torch.no_grad(), self._noise_for(inputs):
-            log_probs = forward(self.model, inputs, self.num_samples, self.executor)
-            return functional.uncertainty.predictive_log_probs(log_probs).argmax(dim=-1)
+        self.backwards += self.num_samples
+        if self.recorder is not None:
+            replayed = self.recorder(replace(self, recorder=None).loss_and_grad, inputs, labels, goals)
+            if replayed is not None:
+                return replayed
+        leaf = inputs.detach().requires_grad_(True)
+        with torch.enable_grad(), self._noise_for(inputs):
+            values, fooled = self.through(_evaluate)(self.model, leaf, labels, goals, *self._measure)
+            gradient = _gradient(values, leaf)
+        return Perturbed(inputs, values.detach(), fooled, grad=gradient)
 
-    def values(self, inputs: Inputs, labels: Labels) -> PerExample:
-        """The objective that the attacker raises, per example."""
-        return self.evaluate(inputs, labels)[0]
-
-    def compare(self, one: Inputs, other: Inputs, labels: Labels) -> tuple[PerExample, PerExample]:
-        """The objective at two points on the same draws, new ones at each call.
+    def on_new_draws(self) -> "AttackTarget":
+        """The same with fresh noise frozen to new draws, which compare several points.
 
         On draws of its own, a point that was lucky once is hard to beat, and a small change is lost in the noise.
         """
         self._num_random += 1
-        frozen = replace(self, noise="frozen", seed=noise_key(f"{self.seed}/compare/{self._num_random}"))
-        values = frozen.values(one, labels), frozen.values(other, labels)
-        self.forwards += frozen.forwards
-        return values
-
-    def loss_and_grad(self, inputs: Inputs, labels: Labels) -> LossAndGrad:
-        """The objective, whether the target is fooled, and the gradient: that of the average over draws."""
-        self.forwards += self.num_samples
-        self.backwards += self.num_samples
-        replayed = None if self.recorder is None else self.recorder(self._loss_and_grad, inputs, labels)
-        return self._loss_and_grad(inputs, labels) if replayed is None else LossAndGrad(*replayed)
+        return replace(self, noise="frozen", seed=noise_key(f"{self.seed}/compare/{self._num_random}"))
 
     def gradient(self, values: PerExample, leaf: Inputs) -> Inputs:
         """Gradient of a sum over examples with respect to the inputs."""
@@ -222,22 +252,47 @@ class AttackTarget:
         )
         return noise
 
+    @contextmanager
+    def ready(
+        self, seed: int | None, inputs: Inputs, labels: Labels, batch_size: int | None = None
+    ) -> Iterator["AttackTarget"]:
+        """A block that attacks or evaluates the target, once it is checked, with random numbers of a seed.
+
+        Without a seed the generators of this thread go on. A model that draws from a global generator itself gets its
+        numbers from there, under the lock, and is checked again with them.
+        """
+        stream, places = STATE.own.private_stream, {torch.device("cpu"), inputs.device}
+        states = {} if seed is not None or stream is None else {place: generator_state(place) for place in places}
+        with torch.no_grad(), isolated(self.model, training=False, trainable=False):
+            with seeded(seed, inputs.device):
+                self.check(inputs, labels, batch_size)
+                if not (self.draws_itself and has_numbers_of_its_own()):
+                    yield self
+                    return
+            for place, state in states.items():
+                set_generator_state(place, state)
+            with stream.lent(inputs.device) if stream and seed is None else seeded(seed, inputs.device, lend=True):
+                self.check(inputs, labels, batch_size)
+                yield self
+
     @torch.no_grad()
     def check(self, inputs: Inputs, labels: Labels, batch_size: int | None = None) -> None:
         """Refuse what cannot be attacked, by running a few rows; a network without noise is one draw from then on.
 
-        Raises:
-            DrawsItselfError: the model draws from a global generator, and the run has generators of its own.
+        Numbers that the model draws from a global generator itself do not come from generators of the run yet: where
+        ``draws_itself`` is set, ``ready`` lends them, and checks again.
         """
         two = replace(self, num_samples=2, executor="loop", noise="off" if self.noise == "off" else "fresh")
         few = ROWS_TO_TRY if STATE.own.settings.memory is None else 1  # their footprint is not measured yet
-        rows = min(few, len(inputs), batch_size or len(inputs))
+        fewer = FewerRows(min(few, len(inputs), batch_size or len(inputs)))
         with LOCK if may_draw_on_host(self.model) else nullcontext():  # otherwise its draws would disturb a seeded run
             host = HostState()
             with Watch() as watch:
-                tried, draws = _with_fewer_rows(lambda rows: (inputs[:rows], two.log_probs(inputs[:rows])), rows)
+                draws = with_less_memory(
+                    lambda: two.log_probs(inputs[: fewer.rows]), fewer.halve, also=(DoesNotFitError,)
+                )
             moved = host.moved() != ""  # perhaps by another thread
-            follows = moved and self._follows_host(tried)
+            follows = moved and follows_host(self._frozen_outputs(inputs[: fewer.rows]))
             if follows and has_numbers_of_its_own():  # the run starts again
                 host.put_back()
         differ = not torch.equal(draws[0], draws[-1])
@@ -262,8 +317,6 @@ class AttackTarget:
         for drawn, what in ((watch.itself, TORCH), (follows, HOST)):
             if drawn:
                 notice(self.model, what)
-        if self.draws_itself and has_numbers_of_its_own():
-            raise DrawsItselfError(type(self.model).__name__)
 
     def rows_at_a_time(self, inputs: Inputs, labels: Labels, with_gradient: bool = True) -> int:
         """How many examples, with all their draws, fit into the memory budget, from the footprint of a few.
@@ -279,19 +332,20 @@ class AttackTarget:
                 (single.loss_and_grad if with_gradient else single.evaluate)(inputs[:rows], labels[:rows])
             return footprint.peak
 
-        def planned(rows: int) -> int:
-            with self._noise_for(inputs[:rows]), torch.set_grad_enabled(with_gradient):
-                leaf = inputs[:rows].detach().requires_grad_(with_gradient)
-                call = Call(cast(nn.Module, self.model), (leaf,), {}, STATE.own.settings)
+        def plan() -> None:
+            rows = inputs[: fewer.rows].detach().requires_grad_(with_gradient)
+            with self._noise_for(rows), torch.set_grad_enabled(with_gradient):
+                call = Call(cast(nn.Module, self.model), (rows,), {}, STATE.own.settings)
                 plan_for(call, self.num_samples, self.executor)
-            return rows
 
-        one_row, rows = peak_of(1), 1
+        one_row, fewer = peak_of(1), FewerRows(1)
         few = min(ROWS_TO_TRY, len(inputs), budget // max(one_row, 1) if is_limited else ROWS_TO_TRY)
         if few > 1:
             per_row = max(1, (peak_of(few) - one_row) // (few - 1))
-            rows = max(1, min(len(inputs), budget // (per_row * self.num_samples)))
-        return _with_fewer_rows(planned, rows) if is_limited and isinstance(self.model, nn.Module) else rows
+            fewer.rows = max(1, min(len(inputs), budget // (per_row * self.num_samples)))
+        if is_limited and isinstance(self.model, nn.Module):
+            with_less_memory(plan, fewer.halve, also=(DoesNotFitError,))
+        return fewer.rows
 
     def check_logits(self, log_probs: Tensor, labels: Tensor) -> None:
         """Refuse outputs that are no logits of classes, labels that name no class, and a loss that is constant."""
@@ -317,94 +371,21 @@ class AttackTarget:
         with seeded(self.seed if is_frozen else None, inputs.device, lend=self.draws_itself), settings:
             yield
 
-    def _draws(self, inputs: Tensor) -> Tensor:
-        if isinstance(self.model, nn.Module):
-            return _network_log_probs(self.model, inputs, self.num_samples, self.executor)
-        outputs = torch.stack([self.model(inputs) for _ in range(self.num_samples)])
-        return Categorical().log_probs(outputs)
+    @property
+    def _measure(self) -> tuple[Any, ...]:
+        """What ``_evaluate`` takes beside a model, inputs and classes."""
+        return self.num_samples, self.executor, self.objective, self.loss, self.targeted
 
-    def _evaluate(self, inputs: Tensor, labels: Tensor, goals: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        classes = labels if goals is None else goals
-        with self._noise_for(inputs):
-            if isinstance(self.model, nn.Module):
-                loss = cast(Callable[..., tuple[Tensor, Tensor]], self.through(_network_loss))
-                values, right = loss(
-                    self.model, inputs, classes, labels, self.num_samples, self.objective, self.loss, self.executor
-                )
-            else:
-                values, right = _loss(self._draws(inputs), classes, labels, self.objective, self.loss)
-        raised = -values if self.targeted or goals is not None else values
-        return raised, right if self.targeted else ~right
-
-    def _loss_and_grad(self, inputs: Tensor, labels: Tensor) -> LossAndGrad:
-        leaf = inputs.detach().requires_grad_(True)
-        with torch.enable_grad():
-            values, fooled = self._evaluate(leaf, labels)
-            gradient = _gradient(values, leaf)
-        return LossAndGrad(values.detach(), fooled, gradient)
-
-    def _follows_host(self, few: Tensor) -> bool:
-        """Whether outputs depend on numbers of Python and NumPy, which may serve others, such as a type checker."""
+    def _frozen_outputs(self, few: Tensor) -> Callable[[], Tensor]:
+        """Runs the model so that only numbers of Python and NumPy, which may serve others too, change its outputs."""
         noise: Noise = "off" if self.noise == "off" else "frozen"
         still = replace(self, num_samples=1, executor="loop", noise=noise, draws_itself=False)
 
         def outputs() -> Tensor:
-            with redirected(Stream(self.seed)), still._noise_for(few):
-                return still._draws(few)
+            with redirected(Stream(self.seed)):
+                return still.log_probs(few)
 
-        return follows_host(outputs)
-
-
-class MemoryBackoff:
-    """What an attack tries after an out-of-memory error: half as many draws at a time, then half as many rows."""
-
-    def __init__(self, model: object, rows: int, num_samples: int) -> None:
-        self.rows = rows
-        self._model, self._num_samples = model, num_samples
-        self._halvings = 0
-
-    def take_less(self) -> None:
-        """Halve draws first, as that changes nothing else; raises where one draw of one row is too much."""
-        # Halved no more often than there are draws to halve: another process may have used up the memory.
-        may_halve = isinstance(self._model, nn.Module) and self._halvings < self._num_samples.bit_length()
-        if may_halve and shrink_chunks(cast(nn.Module, self._model)):
-            self._halvings += 1
-        elif self.rows > 1:
-            self.rows, self._halvings = -(-self.rows // 2), 0
-        else:
-            raise torch.OutOfMemoryError(
-                "the attack ran out of memory with one draw of one input at a time; it needs more memory, or smaller "
-                "inputs"
-            )
-        free_memory()
-
-
-@contextmanager
-def untouched(model: Model) -> Iterator[None]:
-    """A network in eval mode whose parameters require no gradients; all is restored at the end of the block."""
-    if not isinstance(model, nn.Module):
-        yield
-        return
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    buffers = [
-        (module, name, buffer, buffer._version, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None and not buffer.is_inference()
-    ]
-    for parameter in trained:
-        parameter.requires_grad_(False)
-    try:
-        with eval_mode(model):
-            yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
-        with torch.no_grad():
-            for module, name, buffer, version, value in buffers:
-                module._buffers[name] = buffer
-                if buffer._version != version:  # writing an unchanged buffer would spoil a graph of the caller
-                    buffer.copy_(value)
+        return outputs
 
 
 def check_classifier(model: Model) -> None:
@@ -427,48 +408,37 @@ def _gradient(values: PerExample, leaf: Inputs) -> Inputs:
     return gradient
 
 
-def _network_log_probs(
-    model: nn.Module, inputs: Tensor, num_samples: int, executor: Executor
-) -> Float[Tensor, "sample batch class"]:
-    likelihood = likelihood_of(model)
-    assert isinstance(likelihood, Categorical)
-    return likelihood.log_probs(run(model, inputs, num_samples, executor=executor).outputs)
+def _log_probs(model: Model, inputs: Tensor, num_samples: int, executor: Executor) -> Tensor:
+    if isinstance(model, nn.Module):
+        outputs = run(model, inputs, num_samples, executor=executor).outputs
+    else:
+        outputs = torch.stack([model(inputs) for _ in range(num_samples)])
+    return _categorical(model).log_probs(outputs)
 
 
-def _network_loss(
-    model: nn.Module,
+def _evaluate(
+    model: Model,
     inputs: Tensor,
-    classes: Tensor,
     labels: Tensor,
+    goals: Tensor | None,
     num_samples: int,
-    objective: AttackObjective,
-    loss: AttackLoss,
     executor: Executor,
-) -> tuple[Tensor, Tensor]:
-    return _loss(_network_log_probs(model, inputs, num_samples, executor), classes, labels, objective, loss)
-
-
-def _loss(
-    log_probs: Float[Tensor, "sample batch class"],
-    classes: Labels,
-    labels: Labels,
     objective: AttackObjective,
     loss: AttackLoss,
-) -> tuple[PerExample, Flags]:
-    """The loss of some classes, and whether the mean over the draws predicts the labels."""
+    targeted: bool,
+) -> tuple[Tensor, Tensor]:
+    """The objective that the attacker raises, and whether the mean over the draws is fooled."""
+    if isinstance(model, nn.Module):  # not by ``_log_probs``, which would be one frame more above every module
+        log_probs = _categorical(model).log_probs(run(model, inputs, num_samples, executor=executor).outputs)
+    else:
+        log_probs = _log_probs(model, inputs, num_samples, executor)
+    classes = labels if goals is None else goals
     values = functional.adversarial.averaged_attack_loss(log_probs, classes, objective, loss)
-    return values, functional.uncertainty.predictive_log_probs(log_probs).argmax(dim=-1) == labels
+    right = functional.uncertainty.predictive_log_probs(log_probs).argmax(dim=-1) == labels
+    return -values if targeted or goals is not None else values, right if targeted else ~right
 
 
-def _with_fewer_rows(run_rows: Callable[[int], T], rows: int) -> T:
-    """Call with so many rows, with half as many, and so on, where memory or its limit is too small."""
-    while True:
-        try:
-            return run_rows(rows)
-        except (RuntimeError, ValueError, MemoryError) as error:
-            is_refused = isinstance(error, ValueError) and STATE.own.settings.memory is not None
-            if rows == 1 or not (is_refused or is_out_of_memory(error)):
-                raise
-        # Outside of the handler, where nothing refers to the failed attempt any more.
-        free_memory()
-        rows = -(-rows // 2)
+def _categorical(model: Model) -> Categorical:
+    likelihood = likelihood_of(model) if isinstance(model, nn.Module) else Categorical()
+    assert isinstance(likelihood, Categorical)
+    return likelihood

@@ -28,8 +28,8 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from dubio import attacks
-from dubio._engine import Stream, noise_key, redirected, seeded, seeded_run
-from dubio.attacks import PGD, Attack, AttackTarget, Model, score, untouched
+from dubio._engine import Stream, isolated, noise_key, redirected, seeded
+from dubio.attacks import PGD, Attack, AttackTarget, Model, score
 from dubio.auditing.records import Budget, CheckRecord, Cost, CurvePoint, Verdict
 from dubio.codec import check_regular, dump_json, parse_json, read_json, read_value, write_atomically
 from dubio.convert import to_mean
@@ -190,16 +190,15 @@ class AuditSession:
     @cached_property
     def _checked(self) -> AttackTarget:
         """The network, checked on two draws."""
-        target = AttackTarget(self.model, 2, "predictive", "margin", "fresh", 0)
-        with untouched(self.model):
-            seeded_run(self.seed_for("kind"), self.inputs.device, lambda: target.check(self.inputs, self.targets))
-        return target
+        with AttackTarget(self.model, 2).ready(self.seed_for("kind"), self.inputs, self.targets) as target:
+            return target
 
     @contextmanager
     def seeded(self, purpose: str) -> Iterator[None]:
         """A block in which the network is attacked, with the random numbers of this purpose."""
         lend = self._checked.draws_itself
-        with untouched(self.model), seeded(self.seed_for(purpose), self.inputs.device, lend=lend):
+        isolation = isolated(self.model, training=False, trainable=False)
+        with isolation, seeded(self.seed_for(purpose), self.inputs.device, lend=lend):
             yield
 
     @cached_property
@@ -260,7 +259,7 @@ class AuditSession:
     def fooled_when_frozen(self, images: Float[Tensor, "image ..."], rows: int) -> Bool[Tensor, " image"]:
         """Which images fool the frozen draws that an attacker has used, so many rows at a time."""
         target = self.target(self.budget.num_samples, frozen=True)
-        with untouched(self.model):
+        with isolated(self.model, training=False, trainable=False):
             fooled = [
                 dataclasses.replace(target, first_row=first).evaluate(part, labels)[1].cpu()
                 for first, part, labels in self.pieces(images, rows)
@@ -429,9 +428,7 @@ def _without_noise(model: nn.Module) -> nn.Module:
 
 def _is_good(twin: nn.Module, inputs: Tensor, targets: Tensor, seed: int) -> bool:
     """Whether it has no noise and has learned the images."""
-    target = AttackTarget(twin, 1, "predictive", "margin", "fresh", 0)
-    with untouched(twin):
-        seeded_run(seed, inputs.device, lambda: target.check(inputs, targets))
-    if target.is_random:
-        return False
+    with AttackTarget(twin, 1).ready(seed, inputs, targets) as target:
+        if target.is_random:
+            return False
     return score(twin, inputs, targets, num_samples=1, num_tries=1).predictive.value >= TWIN_ACCURACY

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from dubio import functional
-from dubio._engine import seeded
-from dubio.attacks import FGSM, Attack, AttackTarget, Model, RandomNoise, Square, Transfer, score, untouched
+from dubio._engine import isolated, seeded
+from dubio.attacks import FGSM, Attack, AttackTarget, Model, RandomNoise, Square, Transfer, score
 from dubio.auditing.checks.randomness import gradients
 from dubio.auditing.records import Cost, CurvePoint
 from dubio.auditing.session import (
@@ -259,7 +259,7 @@ def differences_agree(session: AuditSession) -> CheckResult:
     few, labels = session.inputs[:NUM_DIFFERENCES], session.targets[:NUM_DIFFERENCES]
     target = session.target(session.budget.num_samples, frozen=True)
     size = DIFFERENCE * (session.bounds[1] - session.bounds[0])
-    with untouched(session.model):
+    with isolated(session.model, training=False, trainable=False):
         try:
             gradient = target.loss_and_grad(few, labels).gradient.flatten(1)
         except ValueError as error:
@@ -388,11 +388,11 @@ def _largest_at_the_end(session: AuditSession, images: Tensor) -> float:
     """Share of the images on which no point on the straight way has a larger loss than its end, by the same draws."""
     target = session.target(session.budget.num_samples, frozen=True)
     values = []
-    with untouched(session.model):
+    with isolated(session.model, training=False, trainable=False):
         for part in ALONG:
             between = session.inputs + part * (images - session.inputs)
             losses = [
-                dataclasses.replace(target, first_row=first).values(rows, labels)
+                dataclasses.replace(target, first_row=first).evaluate(rows, labels)[0]
                 for first, rows, labels in session.pieces(between)
             ]
             values.append(torch.cat(losses))
@@ -406,7 +406,7 @@ def _same_sign(
     target: AttackTarget, few: Tensor, labels: Tensor, gradient: Tensor, column: Tensor, size: float
 ) -> Tensor:
     step = torch.zeros_like(gradient).scatter_(1, column[:, None], size).view_as(few)
-    rise = target.values(few + step, labels) - target.values(few - step, labels)
+    rise = target.evaluate(few + step, labels)[0] - target.evaluate(few - step, labels)[0]
     sign = gradient.gather(1, column[:, None]).squeeze(1).sign()
     return (sign != 0.0) & (rise.sign() == sign)  # a gradient of zero agrees with nothing
 
@@ -437,7 +437,8 @@ def _autoattack(session: AuditSession, attacker: Callable[..., Any]) -> AttackRu
         attack = attacker(mean_log_probs, norm=norm, eps=session.epsilon, seed=seed, device=session.inputs.device)
         session.step(AUTOATTACK)
         # It seeds torch's global generators itself.
-        with untouched(session.model), seeded(seed, session.inputs.device, lend=True):
+        isolation = isolated(session.model, training=False, trainable=False)
+        with isolation, seeded(seed, session.inputs.device, lend=True):
             images, _ = attack.run_standard_evaluation(session.inputs, session.targets)
         images = functional.adversarial.project_inputs(images, session.inputs, session.norm, session.epsilon)
         stored = images.clamp(*session.bounds), Cost(target.forwards, 0, time.perf_counter() - began)
