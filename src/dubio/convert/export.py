@@ -23,10 +23,10 @@ from dubio._engine import (
     Settings,
     arguments,
     check_num_samples,
+    isolated,
     name_sources,
     one_draw,
     seed_tensor,
-    unchanged,
 )
 from dubio.checks import check_choice
 from dubio.convert.randomise import to_mean
@@ -115,7 +115,7 @@ def export(
 @torch.no_grad()
 def _gives_an_object(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether outputs are objects with logits that are no pytree, which torch cannot export."""
-    with unchanged(network):
+    with isolated(network, trial=True):
         outputs = network(*args, **kwargs)
     return hasattr(outputs, "logits") and pytree.tree_leaves(outputs) == [outputs]
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from dubio._engine import Estimator, Inputs, arguments, attach, attach_alone, detach, unchanged
+from dubio._engine import Estimator, Inputs, arguments, attach, attach_alone, detach, isolated
 from dubio.checks import did_you_mean
 from dubio.nn import (
     BAYESIAN,
@@ -315,7 +315,7 @@ def classifier_of(net: nn.Module, where: Where, example: Inputs | None) -> Where
         return where
     linear: dict[nn.Module, str] = {m: name for name, m in net.named_modules() if isinstance(m, nn.Linear)}
     args, kwargs = arguments(example)
-    with calls_of(linear) as called, torch.no_grad(), unchanged(net):
+    with calls_of(linear) as called, torch.no_grad(), isolated(net, trial=True):
         net(*args, **kwargs)
     return None if not called or called[-1] is list(linear)[-1] else linear[called[-1]]
 

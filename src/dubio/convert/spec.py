@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from dubio import functional
-from dubio._engine import STATE, Inputs, Pass, Settings, arguments, run, same_numbers, unchanged
+from dubio._engine import STATE, Inputs, Pass, Settings, arguments, isolated, run, same_numbers
 from dubio.calibrators import Calibration, DecisionWarning, PredictionSets, Threshold, decisions_of, removal_message
 from dubio.convert.randomise import ConversionWarning, calls_of, consists_of, random_names, share_draw
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
@@ -126,7 +126,7 @@ def finish(
     if example is not None and net is not None:
         prove(model, net, example)
     elif example is not None:
-        with torch.no_grad(), unchanged(model):
+        with torch.no_grad(), isolated(model, trial=True):
             run(model, example)
     return model
 
@@ -216,14 +216,12 @@ def _run(
 ) -> Any:
     args, kwargs = arguments(inputs)
     modes = {module: module.training for module in net.modules()}
-    former = STATE.own.settings, STATE.own.current
     net.train(training)
-    STATE.own.settings, STATE.own.current = settings or Settings(), running
     try:
-        with unchanged(net):  # every run has the same random state, and leaves it as it was
+        with isolated(net, trial=True):  # every run has the same random state; settings are put back, too
+            STATE.own.settings, STATE.own.current = settings or Settings(), running
             return net(*args, **kwargs)
     finally:
-        STATE.own.settings, STATE.own.current = former
         for module, mode in modes.items():
             module.training = mode
 

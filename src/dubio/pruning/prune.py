@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio._engine import Inputs, Stream, Watch, arguments, check_module, check_num_samples, eval_mode
+from dubio._engine import Inputs, Stream, Watch, arguments, check_module, check_num_samples, isolated
 from dubio.calibration import check_unjudged
 from dubio.checks import check_choice, check_not_negative, check_number
 from dubio.convert import Where, change_spec, check_where, drop_decisions, spec
@@ -71,7 +71,7 @@ class _Plan:
         """Accuracy and negative log-likelihood of the mean prediction, as a point of the curve."""
         device = next(model.parameters()).device
         batches = batches_from(self.data, BATCH_SIZE, name="validation", device=device)
-        with eval_mode(model):
+        with isolated(model, training=False):
             metrics = validate(model, batches, self.seed, device, self.num_samples)
         return PruningPoint(self.by, fraction, metrics.get("val_accuracy"), metrics["val_nll"], removed)
 
@@ -305,7 +305,7 @@ def _step_seconds(model: nn.Module, example: Inputs) -> float:
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - began)
 
-    with eval_mode(model), Stream().in_use() as stream:
+    with isolated(model, training=False), Stream().in_use() as stream:
         with Watch() as watch:
             run(WARM_UPS)
         with stream.lent(device) if watch.itself else nullcontext():

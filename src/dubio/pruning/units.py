@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from dubio import functional
-from dubio._engine import Inputs, Using, arguments, eval_mode, unchanged
+from dubio._engine import Inputs, Using, arguments, isolated
 from dubio.convert import Where, chooses, spec
 from dubio.nn import (
     BATCH_NORMS,
@@ -154,7 +154,7 @@ def _find_links(model: nn.Module, example: Inputs, chosen: Callable[[str, nn.Mod
 
     Layers without a following layer keep their outputs; any other chosen layer that cannot lose units is refused.
     """
-    with unchanged(model), _Tracer(model) as traced:
+    with isolated(model, trial=True), _Tracer(model) as traced:
         outputs = _outputs(model, example)
         traced.note("output", "", None, outputs, outputs)
     layers = [step for step in traced.steps if _is_layer(step.module)]
@@ -354,7 +354,7 @@ def _flattens(step: _TracedCall) -> bool:
 def _outputs(model: nn.Module, example: Inputs) -> Any:
     """Outputs with noise off, in eval mode."""
     args, kwargs = arguments(example)
-    with eval_mode(model), Using(mode="off", seed=None):
+    with isolated(model, training=False), Using(mode="off", seed=None):
         return model(*args, **kwargs)
 
 
