@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import dubio
+from dubio.attacks import Progress
 from dubio.auditing.records import BUDGETS, Audit
 from dubio.auditing.session import AuditSession, PartialResults
 from dubio.methods.method import Method
@@ -49,8 +50,9 @@ def session_for(model: Any, data: Any, **options: Any) -> AuditSession:
     inputs, targets = data.tensors if isinstance(data, dubio.data.Examples) else data
     chosen = {"norm": "linf", "epsilon": EPSILON, "bounds": (0.0, 1.0), "budget": TINY, "seed": 0, **options}
     count = chosen["budget"].num_images
+    hidden = Progress(1, "", visible=False)
     return AuditSession(
-        model, inputs[:count], targets[:count], keeper=PartialResults(None, {}), step=lambda text: None, **chosen
+        model, inputs[:count], targets[:count], keeper=PartialResults(None, {}), progress=hidden, **chosen
     )
 
 

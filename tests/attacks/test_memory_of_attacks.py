@@ -8,11 +8,13 @@ import torch
 from torch import Tensor, nn
 
 import dubio
+from attack_table import ALL, examples, plain_net
 from dubio import attacks
 from dubio._engine import cuda_graphs as capturing, isolated
 from dubio._engine.memory import Footprint
-from dubio.attacks import attack as attack_module
+from dubio.attacks import attack as attack_module, target as target_module
 from dubio.attacks.target import Perturbed, Recorder
+from replayed_on_a_cpu import Replayed
 
 MIB = 2**20
 
@@ -161,6 +163,23 @@ def test_a_recording_without_memory_is_given_up(monkeypatch: pytest.MonkeyPatch)
         assert recorder(lambda inputs, labels: Perturbed(inputs, labels, labels > 0), *tables()) is None
         assert recorder._captured is None
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("name", ["pgd", "apgd", "ddn", "fmn", "minimum norm", "targeted fgsm"])
+def test_a_recorded_attack_is_that_of_every_step_by_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attack = replace(ALL[name], seed=0, steps=30)
+    net, (inputs, labels) = plain_net(), examples()
+    eager = attack(net, inputs, labels)
+    calls: list[int] = []
+    monkeypatch.setattr(attacks.Attack, "_recorder", lambda self, target, device: Recorder(device))
+    monkeypatch.setattr(target_module, "Captured", Replayed)
+    network = net.register_forward_hook(lambda *_: calls.append(1))
+    recorded = attack(net, inputs, labels)
+    network.remove()
+    assert 2 * len(calls) < eager.forwards
+    assert (recorded.forwards, recorded.backwards) == (eager.forwards, eager.backwards)
+    torch.testing.assert_close(recorded.inputs, eager.inputs)
+    torch.testing.assert_close(recorded.loss, eager.loss)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])

@@ -73,7 +73,7 @@ def test_the_same_attack_is_run_once_under_its_first_name(plain: nn.Module, digi
     session = session_for(plain, digits)
     first = session.attempt("pgd", session.main())
     assert session.attempt("pgd once more", session.main()) is first
-    assert session.attempt_aside("pgd at its own distance", session.main(epsilon=EPSILON)) is first
+    assert session.attempt("pgd at its own distance", session.main(epsilon=EPSILON), aside=True) is first
     assert list(session.attempts) == ["pgd"]
 
 

@@ -25,7 +25,7 @@ IMAGES = torch.full((COUNT, 1, 2, 2), 0.5)
 LABELS = torch.zeros(COUNT, dtype=torch.long)
 
 
-def attempt(name: str, left: int, images: Tensor = IMAGES, attack: Any = None) -> AttackRun:
+def attack_run(name: str, left: int, images: Tensor = IMAGES, attack: Any = None) -> AttackRun:
     """An attack that leaves the first so many images right."""
     right = torch.arange(len(images)) < left
     return AttackRun(name, attack or PGD(), images, (~right).float(), right, Cost(0, 0, 0.0))
@@ -38,14 +38,15 @@ class Told(AuditSession):
         self.left, self.clean = left, torch.arange(COUNT) < clean  # type: ignore[misc]
         return self
 
-    def _once(self, name: str, attack: Any, among: dict[str, AttackRun], goals: Any = None) -> AttackRun | None:
-        same = next((known for known in among.values() if known.attack == attack), None)
+    def attempt(self, name: str, attack: Any, goals: Any = None, *, aside: bool = False) -> AttackRun | None:
+        among = self.others if aside else self.attempts
+        same = next((run for run in (*self.attempts.values(), *among.values()) if run.attack == attack), None)
         if same is not None:
             return same
         if name not in self.left:
             self.failures.setdefault(name, "the model's outputs must depend on its inputs")
             return None
-        among[name] = attempt(name, self.left[name], attack=attack)
+        among[name] = attack_run(name, self.left[name], attack=attack)
         return among[name]
 
 
@@ -126,16 +127,16 @@ def test_checks_by_what_attacks_leave(id: str, left: dict[str, int], status: str
 
 def test_objectives_that_break_different_images_count_together_and_fail() -> None:
     session = told(all_left(OBJECTIVES, 200))
-    once = session._once
+    attempt = session.attempt
 
-    def half_elsewhere(name: str, attack: Any, among: dict[str, AttackRun], goals: Any = None) -> AttackRun | None:
-        found = once(name, attack, among, goals)
-        assert found is not None
+    def half_elsewhere(name: str, attack: Any, goals: Any = None, *, aside: bool = False) -> AttackRun | None:
+        run = attempt(name, attack, goals, aside=aside)
+        assert run is not None
         if name == OBJECTIVES[0]:
-            among[name] = replace(found, right=found.right.flip(0), values=found.values.flip(0))
-        return among[name]
+            session.attempts[name] = replace(run, right=run.right.flip(0), values=run.values.flip(0))
+        return session.attempts[name]
 
-    session._once = half_elsewhere  # type: ignore[method-assign]
+    session.attempt = half_elsewhere  # type: ignore[method-assign]
     found = RUN["C8"](session)
     assert found.status == "fail"
     assert "it is 0.0%" in found.summary
@@ -180,11 +181,11 @@ def test_c1_tells_a_draw_for_the_batch_from_one_for_each_image(plain: nn.Module,
 
 def test_few_draws_are_told_by_twice_as_many_and_by_their_spread() -> None:
     session = session_for(Coin(0.51), (IMAGES, LABELS), budget=replace(TINY, num_images=COUNT, score_draws=51))
-    session.attempts["pgd"] = attempt("pgd", 0)
+    session.attempts["pgd"] = attack_run("pgd", 0)
     assert RUN["C2"](session).status == "fail"
     assert RUN["C23"](session).status == "fail"
     sure = session_for(Coin(0.99), (IMAGES, LABELS), budget=session.budget)
-    sure.attempts["pgd"] = attempt("pgd", 0)
+    sure.attempts["pgd"] = attack_run("pgd", 0)
     assert (RUN["C2"](sure).status, RUN["C23"](sure).status) == ("pass", "pass")
 
 
@@ -248,7 +249,7 @@ def test_c12_counts_what_autoattack_finds(
     monkeypatch: pytest.MonkeyPatch, plain: nn.Module, digits: dubio.data.Examples
 ) -> None:
     session = session_for(plain, digits)
-    session.attempts["nothing"] = session.attempt_aside("pgd at 0", session.main(epsilon=0.0))  # type: ignore[assignment]
+    session.attempts["nothing"] = session.attempt("pgd at 0", session.main(epsilon=0.0), aside=True)  # type: ignore[assignment]
     autoattack(monkeypatch, 0.0)
     assert RUN["C12"](session).status == "pass"
     strong = session_for(plain, digits)
@@ -276,7 +277,7 @@ def test_c18_holds_images_to_the_distance_the_bounds_and_finite_numbers() -> Non
     for images, summary in [(IMAGES + 0.2, "out of bounds"), (IMAGES.clone().fill_(1.01), "out of bounds")]:
         session = told({"pgd at 0": COUNT, "random noise at 0": COUNT})
         assert RUN["C18"](session).status == "pass"
-        session.attempts["far"] = attempt("far", 0, images)
+        session.attempts["far"] = attack_run("far", 0, images)
         found = RUN["C18"](session)
         assert (found.status, summary in found.summary) == ("fail", True)
     session = told({"pgd at 0": COUNT, "random noise at 0": COUNT})
@@ -309,7 +310,7 @@ def test_c25_knows_what_is_published(data: str, epsilon: float, status: str) -> 
         net[1].bias.copy_(torch.eye(10)[0])
     for distance, expected in ((epsilon, status), (2.0 * epsilon, status), (0.5 * epsilon, "skipped")):
         session = replace(session_for(net, (IMAGES, LABELS), epsilon=distance), data=data)
-        session.attempts["pgd"] = attempt("pgd", COUNT, session.inputs)
+        session.attempts["pgd"] = attack_run("pgd", COUNT, session.inputs)
         found: CheckResult = RUN["C25"](session)
         assert found.status == expected
 

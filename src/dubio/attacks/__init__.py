@@ -8,7 +8,7 @@ alone, ``pgd(model, inputs, labels, epsilon=8/255)``. The accuracy of a network 
 from functools import partial
 
 from dubio._engine import isolated
-from dubio.attacks.attack import Attack, AttackResult, short_form
+from dubio.attacks.attack import Attack, AttackResult, Progress as Progress, short_form
 from dubio.attacks.black_box import RandomNoise, Square, Transfer
 from dubio.attacks.gradient import APGD, FGSM, PGD, TargetedFGSM
 from dubio.attacks.minimum_norm import DDN, FMN, MinimumNorm

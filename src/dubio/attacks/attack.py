@@ -16,6 +16,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin, runtime_checkable
 
@@ -68,34 +69,38 @@ class AttackResult:
 
 
 class Progress:
-    """Counts steps, and shows a bar on a terminal once the attack has taken longer than ``PATIENCE`` seconds."""
+    """Counts steps, and shows a bar on a terminal once they have taken longer than ``patience`` seconds."""
 
-    def __init__(self, total: int, name: str, visible: bool = True) -> None:
+    def __init__(self, total: int, name: str, visible: bool = True, patience: float = PATIENCE) -> None:
         self._total, self._name, self._done = total, name, 0
         self._visible = visible and sys.stderr.isatty()
-        self._began = time.perf_counter()
+        self._began, self._patience = time.perf_counter(), patience
         self._bar: Any = None
 
-    def tick(self) -> None:
-        """Count one step."""
-        self._done += 1
-        if self._bar is None and self._visible and time.perf_counter() - self._began > PATIENCE:
+    def tick(self, steps: int = 1, name: str | None = None) -> None:
+        """Count steps; ``name`` says what runs now."""
+        self._done += steps
+        self._name = self._name if name is None else name
+        if self._bar is None and self._visible and time.perf_counter() - self._began >= self._patience:
             from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-            columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TimeRemainingColumn())
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            columns = (TextColumn("{task.description}"), BarColumn(bar_width=None))
+            times = (TimeElapsedColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, *times, console=Console(stderr=True), transient=True)
             self._bar.start()
             self._task = self._bar.add_task(self._name, total=self._total)
         if self._bar is not None:
-            self._bar.update(self._task, completed=self._done, total=self._total)
+            self._bar.update(self._task, completed=self._done, total=self._total, description=self._name)
 
     def expect(self, more: int) -> None:
         """Add steps to the total."""
         self._total += more
 
-    def close(self) -> None:
-        """Remove the bar."""
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -171,7 +176,8 @@ class Attack:
             inputs, targets = inputs.detach().clone(), targets.clone().long()  # copies outside of any graph
             with target.ready(self.seed, inputs, targets, self.batch_size):
                 made = None if source is None else source[0](source[1], inputs, targets, progress=progress)
-                with _Pieces(self, target, inputs if made is None else made.inputs, targets, progress) as pieces:
+                pieces = _Pieces(self, target, inputs if made is None else made.inputs, targets, progress)
+                with pieces.progress, closing(pieces):
                     with_less_memory(pieces.run, pieces.shrink)
             return self._collect(pieces.parts, inputs, began, made)
 
@@ -331,7 +337,7 @@ class _Pieces:
         self._halvings, self._done = 0, 0
         self._recorder = attack._recorder(target, inputs.device)
         num_ticks = -(-len(inputs) // self._size.rows) * attack._num_steps()
-        self._progress = Progress(num_ticks, type(attack).__name__, visible)
+        self.progress = Progress(num_ticks, type(attack).__name__, visible)
         self.parts: list[tuple[Perturbed, AttackTarget]] = []
 
     def run(self) -> None:
@@ -339,13 +345,13 @@ class _Pieces:
         while self._done < len(self._inputs):
             piece = slice(self._done, self._done + self._size.rows)
             part = replace(self._target, first_row=self._done, recorder=self._recorder)
-            end = self._attack._perturb(part, self._inputs[piece], self._targets[piece], self._progress)
+            end = self._attack._perturb(part, self._inputs[piece], self._targets[piece], self.progress)
             self.parts.append((end, part))
             self._done += self._size.rows
 
     def shrink(self, error: Exception) -> bool:
         """Halve draws first, as that changes nothing else; raises where one draw of one row is too much."""
-        self._drop_recording()
+        self.close()
         model = self._target.model
         # Halved no more often than there are draws to halve: another process may have used up the memory.
         may_halve = self._halvings < self._target.num_samples.bit_length()
@@ -358,20 +364,14 @@ class _Pieces:
                 "the attack ran out of memory with one draw of one input at a time; it needs more memory, or smaller "
                 "inputs"
             )
-        self._progress.expect(self._attack._num_steps())
+        self.progress.expect(self._attack._num_steps())
         return True
 
-    def _drop_recording(self) -> None:
+    def close(self) -> None:
+        """Drop the recording, which refers to what it has recorded."""
         if self._recorder is not None:
             self._recorder.close()
         self._recorder = None
-
-    def __enter__(self) -> "_Pieces":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._drop_recording()
-        self._progress.close()
 
 
 @runtime_checkable

@@ -134,8 +134,7 @@ def strongest(
     inputs = torch.stack([result.inputs for result in results])
     _check(model, inputs[0], targets, batch_size)
 
-    values = []
-    target = AttackTarget(model, num_samples, objective, loss)
+    target, values = AttackTarget(model, num_samples, objective, loss), []
     with target.ready(_seed_for(seed, "strongest"), inputs[0], targets, batch_size):
         for piece, labels in zip(inputs.split(batch_size, dim=1), targets.split(batch_size), strict=True):
             values.append(torch.stack([target.evaluate(candidate, labels)[0] for candidate in piece]))

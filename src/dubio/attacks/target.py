@@ -214,6 +214,15 @@ class AttackTarget:
             values, fooled = self.through(_evaluate)(self.model, inputs, labels, goals, *self._measure)
         return values, fooled
 
+    def evaluate_pieces(self, inputs: Inputs, labels: Labels, rows: int) -> tuple[PerExample, Flags]:
+        """``evaluate``, so many rows at a time."""
+        pieces = [
+            replace(self, first_row=first).evaluate(inputs[first : first + rows], labels[first : first + rows])
+            for first in range(0, len(inputs), rows)
+        ]
+        values, fooled = zip(*pieces, strict=True)
+        return torch.cat(values), torch.cat(fooled)
+
     def loss_and_grad(self, inputs: Inputs, labels: Labels, goals: Labels | None = None) -> Perturbed:
         """What ``evaluate`` gives, and the gradient of the objective: that of the average over draws."""
         self.forwards += self.num_samples

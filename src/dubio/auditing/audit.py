@@ -9,10 +9,7 @@ References: Athalye, Carlini and Wagner 2018; Carlini et al. 2019; Tramer et al.
 
 import dataclasses
 import hashlib
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ from torch import Tensor, nn
 
 from dubio import attacks
 from dubio._engine import device_of, seeded
-from dubio.attacks import Model
+from dubio.attacks import Model, Progress
 from dubio.auditing.checks import CHECKS, frozen_draws_accuracy
 from dubio.auditing.records import (
     BUDGETS,
@@ -89,31 +86,17 @@ def audit(
         "version": VERSION,
     }
     keeper = PartialResults(None if folder is None else Path(folder), settings)
-    with progress_bar(len(CHECKS), progress) as bar:
+    with Progress(len(CHECKS), "", progress, patience=0.0) as bar:
         session = AuditSession(
-            model, inputs, targets, norm, epsilon, bounds, plan, seed, keeper, bar.say, examples.record.name, twin
+            model, inputs, targets, norm, epsilon, bounds, plan, seed, keeper, bar, examples.record.name, twin
         )
-        checks = _with_proof([_run(check, session, bar) for check in CHECKS])
-        report = _report(session, checks, examples.record.fingerprint, began)
+        checks = []
+        for check in CHECKS:
+            checks.append(_run(check, session))
+            bar.tick()
+        report = _report(session, _with_proof(checks), examples.record.fingerprint, began)
     keeper.finish()
     return report
-
-
-class AuditProgress:
-    """The current check, and the attack that runs for it."""
-
-    def __init__(self, show: Callable[[str, int], None]) -> None:
-        self._show, self._name, self._done = show, "", 0
-
-    def begin(self, name: str) -> None:
-        """Begin a check; the previous one is complete."""
-        self._done += 1 if self._name else 0
-        self._name = name
-        self.say("")
-
-    def say(self, text: str) -> None:
-        """Show what runs for the current check."""
-        self._show(f"{self._name}  {text}".strip(), self._done)
 
 
 def _report(session: AuditSession, checks: list[CheckRecord], fingerprint: str, began: float) -> Audit:
@@ -144,9 +127,9 @@ def _report(session: AuditSession, checks: list[CheckRecord], fingerprint: str, 
     )
 
 
-def _run(check: Check, session: AuditSession, bar: AuditProgress) -> CheckRecord:
-    began = time.perf_counter()
-    bar.begin(check.name)
+def _run(check: Check, session: AuditSession) -> CheckRecord:
+    began, session.check = time.perf_counter(), check.name
+    session.step("")
     stored = session.keeper.find_check(check.id) if check.id in STORED else None
     if stored is not None:
         return stored
@@ -232,16 +215,3 @@ def _fingerprint(model: Model, few: Tensor) -> str:
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     kind = type(model).__name__ if isinstance(model, nn.Module) else "function"
     return f"{kind} {digest.hexdigest()}"
-
-
-@contextmanager
-def progress_bar(total: int, visible: bool) -> Iterator[AuditProgress]:
-    """A bar on stderr where that is a terminal; it is removed at the end of the block."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TimeElapsedColumn())
-    disabled = not (visible and sys.stderr.isatty())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=disabled) as bar:
-        task = bar.add_task("starting", total=total)
-        yield AuditProgress(lambda text, done: bar.update(task, description=text, completed=done))

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from dubio import attacks
 from dubio._engine import Stream, isolated, noise_key, redirected, seeded
-from dubio.attacks import PGD, Attack, AttackTarget, Model, score
+from dubio.attacks import PGD, Attack, AttackTarget, Model, Progress, score
 from dubio.auditing.records import Budget, CheckRecord, Cost, CurvePoint, Verdict
 from dubio.codec import check_regular, dump_json, parse_json, read_json, read_value, write_atomically
 from dubio.convert import to_mean
@@ -153,8 +153,7 @@ class AuditSession:
     budget: Budget
     seed: int
     keeper: PartialResults
-    step: Callable[[str], None]
-    """Called with the name of each attack that begins."""
+    progress: Progress
     data: str = "data"
     """The name of the data."""
     twin: Model | None = None
@@ -165,6 +164,8 @@ class AuditSession:
     """Attacks at other distances, which do not."""
     failures: dict[str, str] = field(default_factory=dict)
     """Why some attacks could not run."""
+    check: str = ""
+    """The name of the check that runs."""
 
     @property
     def threat(self) -> dict[str, Any]:
@@ -175,6 +176,10 @@ class AuditSession:
         """The main attack, and with ``changes`` an attack that differs from it in these fields."""
         fields = {"steps": self.budget.steps, "num_samples": self.budget.num_samples, "loss": "margin"}
         return PGD(**(self.threat | fields | {"seed": self.seed_for("main")} | changes))
+
+    def step(self, name: str) -> None:
+        """Show which attack begins."""
+        self.progress.tick(0, f"{self.check}  {name}".strip())
 
     def seed_for(self, purpose: str) -> int:
         """A different seed for each purpose."""
@@ -215,56 +220,63 @@ class AuditSession:
     @cached_property
     def other_classes(self) -> Int[Tensor, "rank image"]:
         """The wrong classes of each image, the most probable first."""
-        draws, pieces = self.budget.num_samples, self.pieces(self.inputs)
-        log_probs = torch.cat([self._log_probs(part, draws, "goals").logsumexp(dim=0) for _, part, _ in pieces])
+        draws, pieces = self.budget.num_samples, self.inputs.split(ROWS)
+        log_probs = torch.cat([self._log_probs(part, draws, "goals").logsumexp(dim=0) for part in pieces])
         ranked = log_probs.scatter(1, self.targets[:, None], -torch.inf).argsort(dim=1, descending=True)
         return ranked[:, :-1].T
 
-    def attempt(self, name: str, attack: Attack, goals: Int[Tensor, " image"] | None = None) -> AttackRun | None:
-        """Run an attack at the full distance, once; None where it cannot run.
+    def attempt(
+        self, name: str, attack: Attack, goals: Int[Tensor, " image"] | None = None, *, aside: bool = False
+    ) -> AttackRun | None:
+        """Run an attack, once; None where it cannot run.
 
         An attack equal to an earlier one in all fields does not run again and keeps the first name. A targeted attack
-        goes towards ``goals``.
+        goes towards ``goals``. One that runs ``aside``, such as one at another distance, does not count for the
+        headline.
         """
-        return self._once(name, attack, self.attempts, goals)
-
-    def attempt_aside(self, name: str, attack: Attack) -> AttackRun | None:
-        """Run an attack that does not count for the headline, such as one at another distance."""
-        same = next((run for run in self.attempts.values() if run.attack == attack), None)
-        return same or self._once(name, attack, self.others)
+        among = self.others if aside else self.attempts
+        earlier = (*self.attempts.values(), *among.values())
+        same = next((run for run in earlier if run.attack == attack), None)
+        if same is not None or name in self.failures:
+            return same
+        self.step(name)
+        stored = self.keeper.find(name)
+        if stored is None:
+            try:
+                result = attack(self.model, self.inputs, self.targets if goals is None else goals, progress=False)
+            except ValueError as error:
+                self.failures[name] = str(error)
+                return None
+            stored = result.inputs, Cost(result.forwards, result.backwards, result.seconds)
+            self.keeper.keep(name, *stored)
+        among[name] = self.run_of(name, attack, *stored)
+        return among[name]
 
     def attempt_all(self, attacks: Mapping[str, Attack], aside: bool = False) -> list[AttackRun]:
         """Run attacks by name; raises ``NoGradientError`` after the last where one of them cannot run."""
-        attempt = self.attempt_aside if aside else self.attempt
-        runs = [attempt(name, attack) for name, attack in attacks.items()]
+        runs = [self.attempt(name, attack, aside=aside) for name, attack in attacks.items()]
         if None in runs:
             raise NoGradientError
         return [run for run in runs if run is not None]
 
-    def add(self, name: str, images: Tensor, cost: Cost) -> AttackRun:
-        """Add images that exist already to those that count."""
+    def run_of(self, name: str, attack: Attack | None, images: Tensor, cost: Cost) -> AttackRun:
+        """The run of an attack that has made these images; no attack where another library made them."""
         images = images.to(self.inputs.device)
-        self.attempts[name] = AttackRun(name, None, images, *self.evaluate(images), cost)
-        return self.attempts[name]
+        return AttackRun(name, attack, images, *self.evaluate(images), cost)
 
     @torch.no_grad()
     def evaluate(self, images: Float[Tensor, "image ..."]) -> tuple[Float[Tensor, " image"], Bool[Tensor, " image"]]:
         """Evaluate images on the selection draws: the margin by which each is wrong, and whether it is right."""
-        target = self.target(self.budget.select_draws)
         with self.seeded("selection"):
-            results = [target.evaluate(part, labels) for _, part, labels in self.pieces(images)]
-        return torch.cat([values.cpu() for values, _ in results]), ~torch.cat([fooled.cpu() for _, fooled in results])
+            values, fooled = self.target(self.budget.select_draws).evaluate_pieces(images, self.targets, ROWS)
+        return values.cpu(), ~fooled.cpu()
 
     @torch.no_grad()
     def fooled_when_frozen(self, images: Float[Tensor, "image ..."], rows: int) -> Bool[Tensor, " image"]:
         """Which images fool the frozen draws that an attacker has used, so many rows at a time."""
         target = self.target(self.budget.num_samples, frozen=True)
         with isolated(self.model, training=False, trainable=False):
-            fooled = [
-                dataclasses.replace(target, first_row=first).evaluate(part, labels)[1].cpu()
-                for first, part, labels in self.pieces(images, rows)
-            ]
-        return torch.cat(fooled)
+            return target.evaluate_pieces(images, self.targets, rows)[1].cpu()
 
     def target(self, num_samples: int, frozen: bool = False) -> AttackTarget:
         """The network as an attacker evaluates it, with the margin of the mean probability as objective."""
@@ -272,11 +284,6 @@ class AuditSession:
         draws = 1 if self.kind == "fixed" else num_samples
         checked = {"executor": self._checked.executor, "draws_itself": self._checked.draws_itself}
         return AttackTarget(self.model, draws, "predictive", "margin", noise, seed, **checked)  # type: ignore[arg-type]
-
-    def pieces(self, images: Tensor, rows: int = ROWS) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Images and their labels, some at a time, after the number of the first."""
-        for first in range(0, len(images), rows):
-            yield first, images[first : first + rows], self.targets[first : first + rows]
 
     def rows_with_gradient(self, target: AttackTarget) -> int:
         """How many images at a time fit into memory with a gradient."""
@@ -309,26 +316,6 @@ class AuditSession:
         """Score images on the draws of this purpose."""
         fields = {"num_samples": num_draws, "num_tries": min(10, num_draws), "seed": self.seed_for(purpose)}
         return attacks.score(self.model, images, self.targets, **fields)
-
-    def _once(
-        self, name: str, attack: Attack, among: dict[str, AttackRun], goals: Tensor | None = None
-    ) -> AttackRun | None:
-        same = next((run for run in among.values() if run.attack == attack), None)
-        if same is not None or name in self.failures:
-            return same
-        self.step(name)
-        stored = self.keeper.find(name)
-        if stored is None:
-            try:
-                result = attack(self.model, self.inputs, self.targets if goals is None else goals, progress=False)
-            except ValueError as error:
-                self.failures[name] = str(error)
-                return None
-            stored = result.inputs, Cost(result.forwards, result.backwards, result.seconds)
-            self.keeper.keep(name, *stored)
-        images, cost = stored[0].to(self.inputs.device), stored[1]
-        among[name] = AttackRun(name, attack, images, *self.evaluate(images), cost)
-        return among[name]
 
     @torch.no_grad()
     def _log_probs(self, images: Tensor, num_samples: int, purpose: str) -> Float[Tensor, "sample batch class"]:

@@ -22,6 +22,7 @@ from dubio.auditing.records import Cost, CurvePoint
 from dubio.auditing.session import (
     MAIN,
     NO_GRADIENT,
+    ROWS,
     AttackRun,
     AuditSession,
     CheckResult,
@@ -220,7 +221,7 @@ def nothing_moves_at_zero(session: AuditSession) -> CheckResult:
         "random noise at 0": RandomNoise(**still, tries=1, seed=session.seed_for("zero")),
     }
     for name, attack in attacks.items():
-        run = session.attempt_aside(name, attack)
+        run = session.attempt(name, attack, aside=True)
         if run is not None and not torch.equal(run.images, session.inputs):
             return CheckResult("fail", f"{name} moves images.")
     for name, reason in session.failures.items():
@@ -391,11 +392,7 @@ def _largest_at_the_end(session: AuditSession, images: Tensor) -> float:
     with isolated(session.model, training=False, trainable=False):
         for part in ALONG:
             between = session.inputs + part * (images - session.inputs)
-            losses = [
-                dataclasses.replace(target, first_row=first).evaluate(rows, labels)[0]
-                for first, rows, labels in session.pieces(between)
-            ]
-            values.append(torch.cat(losses))
+            values.append(target.evaluate_pieces(between, session.targets, ROWS)[0])
     stacked = torch.stack(values)
     tolerance = 1e-4 * (stacked.amax(dim=0) - stacked.amin(dim=0))
     return share(stacked[-1] >= stacked.amax(dim=0) - tolerance)
@@ -443,4 +440,5 @@ def _autoattack(session: AuditSession, attacker: Callable[..., Any]) -> AttackRu
         images = functional.adversarial.project_inputs(images, session.inputs, session.norm, session.epsilon)
         stored = images.clamp(*session.bounds), Cost(target.forwards, 0, time.perf_counter() - began)
         session.keeper.keep(AUTOATTACK, *stored)
-    return session.add(AUTOATTACK, *stored)
+    session.attempts[AUTOATTACK] = session.run_of(AUTOATTACK, None, *stored)
+    return session.attempts[AUTOATTACK]

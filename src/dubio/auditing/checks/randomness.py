@@ -122,9 +122,10 @@ def gradients(session: AuditSession, count: int, purpose: str) -> Tensor:
     """Gradients at the images, each averaged over fresh draws."""
     target = session.target(count)
     try:
-        pieces = session.pieces(session.inputs, session.rows_with_gradient(target))
+        rows = session.rows_with_gradient(target)
+        pieces = zip(session.inputs.split(rows), session.targets.split(rows), strict=True)
         with session.seeded(f"gradient {purpose}"):
-            return torch.cat([target.loss_and_grad(part, labels).gradient for _, part, labels in pieces])
+            return torch.cat([target.loss_and_grad(part, labels).gradient for part, labels in pieces])
     except ValueError as error:
         raise NoGradientError from error
 
