@@ -210,7 +210,7 @@ class Transfer(Attack):
     """Attack another network, or this one with its noise off, and evaluate the images here.
 
     Args:
-        attack: the attack on the source, with its own distance and noise.
+        attack: the attack on the source, with its own distance, noise and batch size.
         source: the network attacked; by default the target itself with its noise off.
     """
 

@@ -74,7 +74,6 @@ class Score:
         )
 
 
-@torch.no_grad()
 def score(
     model: Model,
     inputs: Float[Tensor, "batch ..."],
@@ -113,7 +112,6 @@ def score(
     return _summary(torch.cat(predicted), torch.cat(right, dim=1), num_tries)
 
 
-@torch.no_grad()
 def strongest(
     model: Model,
     results: Sequence[AttackResult],
