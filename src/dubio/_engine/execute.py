@@ -70,6 +70,8 @@ DEVICES = ("cuda", "cpu")
 """Where weights are prefetched: several draws at once take less time than one by one."""
 MOST = 16
 """Draws that are prefetched together, at most; more would save little more."""
+RETRIED = (CannotBeRepeatedError, RuntimeError, ValueError, TypeError)
+"""Errors, beside those of allocators, after which draws may run in another way."""
 SHARE = 4
 """Prefetched weights take at most one part in so many of the memory of a chunk."""
 
@@ -149,7 +151,8 @@ def run(
         outputs, terms, _ = with_less_memory(once, partial(refuse, call, "one draw"))
         return expanded((outputs, terms), 1)
     plan = plan_for(call, num_samples, executor, chunk, piece=drawn is not None)
-    return _Run(call, draws, executor, chunk, plan, drawn).outcome()
+    with _Run(call, draws, executor, chunk, plan, drawn) as work:
+        return with_less_memory(work.attempt, work.shrink, also=RETRIED)
 
 
 def stream(
@@ -208,9 +211,10 @@ def stream(
         drawn: list[Perturbations] = [{} for _ in range(draws.num_draws)]
         for number in range(len(batches)):
             plan = replace(plan, num_samples=draws.num_draws, chunk=min(plan.chunk, draws.num_draws))
-            some = _Run(call_of(number), draws, executor, chunk, plan, drawn)
-            yield number, some.outcome().outputs
-            plan = some.plan
+            with _Run(call_of(number), draws, executor, chunk, plan, drawn) as work:
+                outcome = with_less_memory(work.attempt, work.shrink, also=RETRIED)
+            plan = work.plan
+            yield number, outcome.outputs
 
 
 class WeightPrefetcher:
@@ -315,7 +319,8 @@ def _prefetcher_for(call: Call, num_samples: int) -> WeightPrefetcher | None:
 class _Run:
     """Some draws of a network by a plan, which changes where it fails.
 
-    Tensors that the draws have moved on the network are put back before the next attempt, and where the run fails.
+    Draws that were planned to be mapped are looped where torch cannot map them. Tensors that the draws have moved on
+    the network are put back before the next attempt, and where the run fails.
     """
 
     def __init__(
@@ -333,37 +338,27 @@ class _Run:
         self._failure: str | None = None
         """The message of the error after which the next attempt plans again; the error itself would keep tensors."""
         self._is_obstacle = False
+        self._map_failure: Exception | None = None
         self._first = self._before = TensorSnapshot(call.model, plan.moving)
+        self._versions = call.input_versions()
 
-    def outcome(self) -> Draws:
-        """Run all draws; looped, where they were planned to be mapped and torch cannot map them."""
-        call, versions, failure = self._call, self._call.input_versions(), None
-        try:
-            try:
-                outcome = with_less_memory(self.attempt, self.shrink, also=(CannotBeRepeatedError,))
-            except (RuntimeError, ValueError, TypeError) as error:
-                is_final = is_out_of_memory(error) or isinstance(error, DoesNotFitError) or is_raised_by_user(error)
-                if is_final or self.plan.executor == "loop" or self._executor == "vmap":
-                    raise
-                failure = error
-            if failure is not None:
-                self._first.put_back(call.model)
-                self._parts, self._done, self._before = [], 0, self._first
-                self._executor, self._failure = "loop", ""
-                outcome = with_less_memory(self.attempt, self.shrink, also=(CannotBeRepeatedError,))
-                # Recorded only now: had the loop failed too, the inputs and not the map would be at fault.
-                record_map_failure(call, failure)
-        except BaseException:
-            self._first.put_back(call.model)
-            raise
+    def __enter__(self) -> "_Run":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        if kind is not None:
+            self._first.put_back(self._call.model)
+            return
+        if self._map_failure is not None:
+            # Recorded only now: had the loop failed too, the inputs and not the map would be at fault.
+            record_map_failure(self._call, self._map_failure)
         if torch.is_grad_enabled():
-            record_snapshot(call, self._first)
-        if self._draws.num_draws > 1 and call.input_versions() != versions:
+            record_snapshot(self._call, self._first)
+        if self._draws.num_draws > 1 and self._call.input_versions() != self._versions:
             raise RuntimeError(
                 "the network changes its inputs in place, so that every draw would see what the one before left of "
                 "them; let its forward work on a copy"
             )
-        return outcome
 
     def attempt(self) -> Draws:
         """Run the draws that are left, in chunks; after a failure, smaller ones."""
@@ -395,18 +390,24 @@ class _Run:
         return join(self._parts)
 
     def shrink(self, error: Exception) -> bool:
-        """Let the next attempt take fewer draws at a time, or keep the graphs of draws that cannot be recomputed."""
+        """Choose what the next attempt does otherwise, if anything: fewer draws, kept graphs, a loop."""
         if self._failure is not None:  # it was raised where nothing smaller is left
             return False
+        self._is_obstacle = isinstance(error, CannotBeRepeatedError)
         ahead = self._call.ahead
-        if isinstance(ahead, WeightPrefetcher) and ahead.is_drawing and self._drawn is not None:
+        if not self._is_obstacle and not is_out_of_memory(error):
+            is_final = isinstance(error, DoesNotFitError) or is_raised_by_user(error)
+            if is_final or self.plan.executor == "loop" or self._executor == "vmap":
+                return False
+            self._map_failure, self._executor, self._failure = error, "loop", ""
+            self._parts, self._done, self._before = [], 0, self._first
+        elif isinstance(ahead, WeightPrefetcher) and ahead.is_drawing and self._drawn is not None:
             ahead.stop()
             for drawn in self._drawn:
                 drawn.clear()
             self._failure = ""
-            return True
-        self._failure = str(error) or type(error).__name__
-        self._is_obstacle = isinstance(error, CannotBeRepeatedError)
+        else:
+            self._failure = str(error) or type(error).__name__
         return True
 
     def _plan_again(self) -> None:

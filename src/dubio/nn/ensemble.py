@@ -37,7 +37,24 @@ class Members(Source):
             place = self._place(run)
             if not is_mapped(place) and not torch.compiler.is_compiling():
                 return self.members[int(place)](*args, **kwargs)
-            return self._stacked(run, place, args, kwargs)
+            modes = [[module.training for module in member.modules()] for member in self.members]
+            if any(mode != modes[0] for mode in modes):
+                raise LoopOnlyError("some members are in training mode and others not")
+            states = [{**dict(member.named_parameters()), **dict(member.named_buffers())} for member in self.members]
+            chosen = {name: _one_of([state[name] for state in states], place) for name in states[0]}
+            chosen |= run.moved.get(id(self), {})  # of an earlier call in this pass
+            run.drawn[id(self)] = place
+            former, run.alone = run.alone, True
+            try:
+                outputs = functional_call(self.members[0], chosen, args, kwargs)
+            finally:
+                run.alone = former
+            moved = {name: chosen[name] for name, _ in self.members[0].named_buffers()} if any(modes[0]) else {}
+            if moved and run.mapped:
+                run.moved[id(self)] = moved
+            elif moved:
+                self._keep(place, moved)
+            return outputs
 
     def member_names(self) -> list[str]:
         """The names of its members."""
@@ -66,26 +83,6 @@ class Members(Source):
             return torch.zeros((), dtype=torch.int64)
         uniform = run.noise_for_weights(self, torch.empty(()), kind="uniform")
         return (uniform * len(self.members)).long().clamp_max(len(self.members) - 1)
-
-    def _stacked(self, run: Pass, place: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        modes = [[module.training for module in member.modules()] for member in self.members]
-        if any(mode != modes[0] for mode in modes):
-            raise LoopOnlyError("some members are in training mode and others not")
-        states = [{**dict(member.named_parameters()), **dict(member.named_buffers())} for member in self.members]
-        chosen = {name: _one_of([state[name] for state in states], place) for name in states[0]}
-        chosen |= run.moved.get(id(self), {})  # of an earlier call in this pass
-        run.drawn[id(self)] = place
-        former, run.alone = run.alone, True
-        try:
-            outputs = functional_call(self.members[0], chosen, args, kwargs)
-        finally:
-            run.alone = former
-        moved = {name: chosen[name] for name, _ in self.members[0].named_buffers()} if any(modes[0]) else {}
-        if moved and run.mapped:
-            run.moved[id(self)] = moved
-        elif moved:
-            self._keep(place, moved)
-        return outputs
 
     @torch.no_grad()
     def _keep(self, place: Tensor, moved: Mapping[str, Tensor]) -> None:
