@@ -33,7 +33,7 @@ from dubio.cli.fields import fields_of, spell
 from dubio.codec import current_names
 from dubio.methods import METHODS
 from dubio_lab import PAPERS
-from dubio_lab.claims_tables import claims_summary, claims_table
+from dubio_lab.claims_tables import claims_counts, claims_summary, claims_table, records_summary
 from dubio_lab.headlines import headlines_table
 from dubio_lab.markdown import commit_in_words, markdown_table
 
@@ -386,13 +386,25 @@ def peer_picture(choice: str) -> str:
 
 
 def results(choice: str) -> str:
-    """A number or two of every paper, published and ours, and how many claims held."""
+    """An effect or two of every paper, published and ours, and how many statements were reproduced."""
     folder = ROOT / "lab" / "results"
-    return f"{headlines_table(folder)}\n\n{claims_summary(folder)}: [which, and why](lab/FINDINGS.md)."
+    return f"{headlines_table(folder, 'lab/')}\n\n{claims_summary(folder)}: [which, and why](lab/FINDINGS.md)."
+
+
+def counts(choice: str) -> str:
+    """How many published statements have which verdict, the main ones of each paper, and what was run."""
+    folder = ROOT / "lab" / "results"
+    parts = (
+        f"{claims_summary(folder)}.",
+        claims_counts(folder),
+        headlines_table(folder),
+        f"{records_summary(folder)}.",
+    )
+    return "\n\n".join(parts)
 
 
 def claims(choice: str) -> str:
-    """The claims of a paper, and whether they held."""
+    """The statements of a paper, and their verdicts."""
     if choice not in PAPERS:
         _refuse(f"claims must be those of one of {', '.join(PAPERS)}, got {choice!r}")
     return claims_table(ROOT / "lab" / "results", choice)
@@ -417,6 +429,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "peer-picture": peer_picture,
     "results": results,
     "claims": claims,
+    "counts": counts,
 }
 
 

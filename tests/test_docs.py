@@ -208,10 +208,16 @@ def test_what_was_not_measured_is_told_instead_of_figures(figures: ModuleType) -
     assert "Not measured" not in figures.table("digits:bayes,flow", "page.md")
 
 
-def test_claims_of_a_paper_and_how_many_held_are_told(figures: ModuleType) -> None:
-    assert figures.table("claims:iwe", "page.md").startswith("| claim | published | ours | held |\n")
-    told = "0 of 0 claims that were checked held: [which, and why](lab/FINDINGS.md)."
-    assert figures.table("results", "README.md").endswith(told)
+def test_claims_of_a_paper_and_how_many_have_which_verdict_are_told(figures: ModuleType) -> None:
+    head = "| statement | published | ours | seeds | verdict |\n"
+    assert figures.table("claims:iwe", "page.md").startswith(head)
+    counts = (
+        r"(\d+) published statements: 0 reproduced, 0 partly, 0 not reproduced, 0 opposite, 0 undecided, \1 not run"
+    )
+    assert re.search(rf"\n{counts}: \[which, and why\]\(lab/FINDINGS\.md\)\.$", figures.table("results", "README.md"))
+    table = figures.table("counts", "page.md")
+    assert re.match(rf"{counts}\.\n\n\| paper \| statements \| reproduced \|", table)
+    assert table.endswith("\n\nNo records yet.")
 
 
 def test_the_error_of_a_mean_is_the_standard_error(figures: ModuleType) -> None:

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING
 from dubio._lazy import import_later
 
 if TYPE_CHECKING:
-    from dubio_lab.claims import CLAIMS, PAPERS, Claim, Outcome, Records
+    from dubio_lab.claims import (
+        CLAIMS,
+        EARLIER_FILE,
+        PAPERS,
+        Claim,
+        Earlier,
+        Estimate,
+        Outcome,
+        Records,
+        Verdict,
+        read_earlier,
+    )
     from dubio_lab.drawing import MeanCurve, draw_curves, draw_heat_map, mean_curve
     from dubio_lab.results import Curve, Findings, Measured, Result
     from dubio_lab.running import Failure, Reproduction, default_folder, load_results, reproduce, reproduce_many
@@ -17,7 +28,10 @@ if TYPE_CHECKING:
     from dubio_lab.tables import Row, tabulate
 
 PLACES: dict[str, tuple[str, ...]] = {
-    "claims": ("CLAIMS", "PAPERS", "Claim", "Outcome", "Records"),
+    "claims": (
+        *("CLAIMS", "EARLIER_FILE", "PAPERS", "Claim", "Earlier", "Estimate", "Outcome", "Records", "Verdict"),
+        "read_earlier",
+    ),
     "drawing": ("MeanCurve", "draw_curves", "draw_heat_map", "mean_curve"),
     "results": ("Curve", "Findings", "Measured", "Result"),
     "running": ("Failure", "Reproduction", "default_folder", "load_results", "reproduce", "reproduce_many"),
@@ -29,10 +43,14 @@ PLACES: dict[str, tuple[str, ...]] = {
 
 __all__ = [
     "CLAIMS",
+    "EARLIER_FILE",
     "PAPERS",
     "Cell",
     "Claim",
     "Curve",
+    "Earlier",
+    "Estimate",
+    "ExperimentSpec",
     "Failure",
     "Findings",
     "MeanCurve",
@@ -42,8 +60,8 @@ __all__ = [
     "Reproduction",
     "Result",
     "Row",
-    "ExperimentSpec",
     "Variant",
+    "Verdict",
     "default_folder",
     "draw_curves",
     "draw_heat_map",
@@ -51,6 +69,7 @@ __all__ = [
     "load_results",
     "load_spec",
     "mean_curve",
+    "read_earlier",
     "reproduce",
     "reproduce_many",
     "spec_names",

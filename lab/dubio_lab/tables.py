@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dubio_lab.results import Result
 from dubio_lab.spec import Cell, ExperimentSpec
 
-__all__ = ["EARLIER", "Row", "earlier_note", "results_that_count", "tabulate"]
+__all__ = ["EARLIER", "Row", "earlier_note", "ours_marked", "results_that_count", "tabulate"]
 
 EARLIER = "made under an earlier spec"
 
@@ -69,6 +69,11 @@ def results_that_count(spec: ExperimentSpec, cell: Cell, results: Sequence[Resul
     """Those of a cell that were made under this spec; where there are none, those made under an earlier one."""
     own = [result for result in results if result.cell == cell.name]
     return [result for result in own if result.digest == spec.digest_of(cell, result.variant)] or own
+
+
+def ours_marked(row: Row) -> str:
+    """Our number, and whether it was made before the spec was changed."""
+    return f"{row.ours} ({EARLIER})" if row.earlier else row.ours
 
 
 def earlier_note(rows: Sequence[Row]) -> str:

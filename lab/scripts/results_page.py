@@ -2,10 +2,11 @@
 
     python lab/scripts/results_page.py [--check]
 
-The claims of the papers come first, and whether they held. Every spec has a section: what it measures, published
-numbers beside ours, what the records say of their origin, and pictures, which go to lab/images. The page is a function
-of specs and records: nothing in it tells the time. With ``--check`` nothing is written, and the exit status is 1 when
-the page is out of date or a picture is missing; what pictures show is not compared.
+The statements of the papers come first, with their verdicts; then what training again has moved. Every spec has a
+section: what it measures, published numbers beside ours, what the records say of their origin, and pictures, which go
+to lab/images. The page is a function of specs and records: nothing in it tells the time. With ``--check`` nothing is
+written, and the exit status is 1 when the page is out of date or a picture is missing; what pictures show is not
+compared.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from dubio_lab import (
+    Earlier,
     ExperimentSpec,
     Result,
     Row,
@@ -26,13 +28,14 @@ from dubio_lab import (
     draw_sweep,
     load_results,
     load_spec,
+    read_earlier,
     spec_names,
     tabulate,
 )
 from dubio_lab.claims_tables import claims_section
-from dubio_lab.headlines import ours_marked
-from dubio_lab.markdown import commit_in_words, markdown_table
-from dubio_lab.tables import EARLIER
+from dubio_lab.headlines import headlines_table
+from dubio_lab.markdown import commit_in_words, markdown_table, short_commit
+from dubio_lab.tables import EARLIER, ours_marked
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_METRICS, MOST_ROWS = 6, 48  # of a table with a row for each number; one of more has rows and columns
@@ -46,11 +49,20 @@ this page from the records under `results/`; nobody types a number. [How to run 
   was measured.
 - **difference** is ours less what was published, and **seeds** says over how many ours is the mean.
 - **attempts** says how often a cell was run with the same seed, the most for any seed, whatever changed in between.
-  From 2 on somebody may have seen a number before the one that is shown; `1, after SPEC` names the spec in which what
-  the source leaves open is searched.
+  From 2 on, a number may have been seen before the one that is shown; `1, after SPEC` names the spec in which what the
+  source leaves open is searched.
 
 A number is traced by its record, `results/SPEC/CELL-SEED.json`: all settings, their digest, the commit, versions,
-hardware and seconds. Check out that commit and run the command above the table."""
+hardware and seconds. Check out that commit and run the command above the table. On a GPU the same seed need not give
+the same number: sums may be taken in another order, and training carries the difference on
+([how far](#training-again))."""
+AGAIN = """## Training again
+
+Some cells were run more than once with the same settings and the same seed, at different commits. For each spec, the
+percentage that moved most from one training to another, before and now; `results/earlier.json` has the others, and the
+commits. A seed that gave a number once may give another one: no difference of one seed means more than that."""
+NOT_SHARED = """Specs that name the same network with the same settings and the same seed were not always run in one go.
+Where they were not, each has a training of its own, and their numbers are of different networks:"""
 
 
 @dataclass(frozen=True)
@@ -209,8 +221,58 @@ def write_page(stored: Sequence[SpecResults]) -> str:
         for one in stored
     ]
     about = "A cell is done when it has a record of the present spec for every seed."
-    claims = claims_section(ROOT / "results")
-    return "\n\n".join([INTRODUCTION, markdown_table(headings, rows), about, claims, *map(section, stored)]) + "\n"
+    claims = ["## Main statements", headlines_table(ROOT / "results"), claims_section(ROOT / "results")]
+    again = training_again(stored, read_earlier(ROOT / "results"))
+    specs = ["## Specs", markdown_table(headings, rows), about]
+    return "\n\n".join([INTRODUCTION, *claims, *again, *specs, *map(section, stored)]) + "\n"
+
+
+def training_again(stored: Sequence[SpecResults], earlier: Sequence[Earlier]) -> list[str]:
+    """What training with the same settings and the same seed has moved, and which networks are not shared."""
+    rows = []
+    for one in stored:
+        own = [record for record in earlier if record.spec == one.spec.name]
+        moves = _moves(one, own)
+        if moves:
+            _, words, before, now = max(moves)
+            cells = len({(record.cell, record.seed) for record in own})
+            rows.append((f"[{one.spec.name}](#{one.spec.name})", str(cells), words, f"{before:.4g}", f"{now:.4g}"))
+    headings = ("spec", "cells and seeds trained again", "moved most", "before", "now")
+    parts = [AGAIN, markdown_table(headings, rows)] if rows else []
+    networks = networks_not_shared(stored)
+    return [*parts, NOT_SHARED, markdown_table(("networks", "trained for, at commit"), networks)] if networks else parts
+
+
+def networks_not_shared(stored: Sequence[SpecResults]) -> list[tuple[str, str]]:
+    """How many networks were trained at several commits, and for which specs at which."""
+    uses: dict[str, dict[str, set[str]]] = {}
+    for one in stored:
+        for result in one.results:
+            for network, origin in result.origins.items():
+                uses.setdefault(network, {}).setdefault(short_commit(origin.partition(",")[0]), set()).add(
+                    one.spec.name
+                )
+    words = [
+        "; ".join(f"{', '.join(sorted(names))} at {commit}" for commit, names in sorted(own.items()))
+        for own in uses.values()
+        if len(own) > 1
+    ]
+    return [(str(words.count(text)), text) for text in dict.fromkeys(words)]
+
+
+def _moves(stored: SpecResults, earlier: Sequence[Earlier]) -> list[tuple[float, str, float, float]]:
+    """How far percentages moved, with the cell, the seed and the metric in words, before and now."""
+    present = {(one.cell, one.seed, one.digest): one for one in stored.results}
+    moves = []
+    for record in earlier:
+        now = present.get((record.cell, record.seed, record.digest))
+        if now is not None:
+            for metric, before in record.metrics.items():
+                if "percent" in stored.spec.metrics.get(metric, "") and metric in now.metrics:
+                    value = now.metrics[metric].value
+                    words = f"{record.cell}, seed {record.seed}, `{metric}`"
+                    moves.append((abs(value - before), words, before, value))
+    return moves
 
 
 def section(stored: SpecResults) -> str:
@@ -220,11 +282,8 @@ def section(stored: SpecResults) -> str:
     parts = [f"## {spec.name}", f"{spec.title}.", about]
     if not stored.results:
         return "\n\n".join([*parts, f"Not run yet: {_command(spec)} does it."])
-    words = {**spec.metrics, **{name: f"{words} (a curve)" for name, words in spec.curves.items()}}
-    parts += [
-        "\n".join(f"- `{name}`: {said}" for name, said in words.items()),
-        f"```\n{_command(spec).strip('`')}\n```",
-    ]
+    words = [*spec.metrics.items(), *((name, f"{said} (a curve)") for name, said in spec.curves.items())]
+    parts += ["\n".join(f"- `{name}`: {said}" for name, said in words), f"```\n{_command(spec).strip('`')}\n```"]
     parts += [numbers_table(spec, tabulate(spec, stored.results))]
     parts += [f"![{picture.words}]({_from_page(picture.file)})" for picture in pictures_of(stored)]
     parts += [f"![{path.stem}]({_from_page(path)})" for path in stored.taken]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dubio_lab import Cell, ExperimentSpec, Result, headlines, load_spec, spec_names
+from dubio_lab import CLAIMS, Cell, Earlier, ExperimentSpec, Measured, Result, headlines, load_spec, spec_names
 from dubio_lab.running import result_file
 from made_up_records import record, spec_of
 
@@ -18,16 +18,15 @@ LAB = Path(__file__).parents[1]
 class Desk:
     """The script that writes the page, in a folder with one spec and records of its own."""
 
-    def __init__(self, page: ModuleType, headlines: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.page, self.headlines, self.folder, self.monkeypatch = page, headlines, folder, monkeypatch
+    def __init__(self, page: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.page, self.folder, self.monkeypatch = page, folder, monkeypatch
         monkeypatch.setattr(page, "ROOT", folder)
         self.use(spec_of(curves={}))
 
     def use(self, spec: ExperimentSpec) -> None:
         self.spec = spec
-        for module in (self.page, self.headlines):
-            self.monkeypatch.setattr(module, "spec_names", lambda: [spec.name])
-            self.monkeypatch.setattr(module, "load_spec", lambda name: spec)
+        self.monkeypatch.setattr(self.page, "spec_names", lambda: [spec.name])
+        self.monkeypatch.setattr(self.page, "load_spec", lambda name: spec)
 
     def keep(self, *results: Result) -> None:
         for result in results:
@@ -55,7 +54,7 @@ class Desk:
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
     monkeypatch.syspath_prepend(LAB / "scripts")
-    return Desk(importlib.import_module("results_page"), headlines, tmp_path, monkeypatch)
+    return Desk(importlib.import_module("results_page"), tmp_path, monkeypatch)
 
 
 @pytest.mark.feature(
@@ -81,16 +80,55 @@ def test_a_search_before_stands_beside_the_attempts(desk: Desk) -> None:
     desk.use(spec_of(7, curves={}, searched_in=("grid",)))
     desk.keep_all(attempts=3)
     assert "| attempts | 3, after grid | 3, after grid |\n" in desk.text()
-    Headline, table = desk.headlines.Headline, desk.headlines.headlines_table  # noqa: N806
-    chosen = (Headline("Nobody 1900", "the number", "made-up", "first", "metric_0"),)
-    assert "| +0.5 | 3, after grid | `dubio reproduce made-up` |" in table(desk.folder / "results", chosen)
 
 
-def test_the_claims_stand_after_the_list_of_specs(desk: Desk) -> None:
+def test_the_claims_stand_first_and_the_list_of_specs_after_them(desk: Desk) -> None:
     text = desk.text()
+    counted = sum(claim.is_counted for claim in CLAIMS)
+    assert f"## Claims\n\n{counted} published statements: 0 reproduced, " in text
+    assert text.index("## Claims") < text.index("\n## Specs\n\n| spec | source |") < text.index("\n## made-up")
     about = "A cell is done when it has a record of the present spec for every seed."
-    assert f"{about}\n\n## Claims\n\n0 of 0 claims that were checked held, of " in text
-    assert text.index("## Claims") < text.index("\n## made-up")
+    assert f"{about}\n\n## made-up" in text
+
+
+def test_a_metric_and_a_curve_of_one_name_are_both_described(desk: Desk) -> None:
+    desk.use(spec_of(curves={"metric_0": "share, by epoch"}))
+    desk.keep_all()
+    text = desk.text()
+    assert "- `metric_0`: what is measured, number 0\n- `metric_1`: what is measured, number 1\n" in text
+    assert "\n- `metric_0`: share, by epoch (a curve)\n" in text
+
+
+@pytest.mark.feature(
+    "The page lists what training again with the same seed has moved, and which networks are not shared"
+)
+def test_what_training_again_moved_is_listed(desk: Desk) -> None:
+    cells, metrics = (Cell("first"), Cell("second")), {"share": "right, in percent", "nats": "likelihood"}
+    desk.use(spec_of(curves={}, cells=cells, metrics=metrics))
+    desk.keep(
+        record(desk.spec, "first", 0, metrics={"share": Measured(49.31), "nats": Measured(-9.0)}),
+        record(desk.spec, "second", 0, metrics={"share": Measured(90.0), "nats": Measured(-9.0)}),
+    )
+    stored = desk.page.find(desk.folder / "results")
+    assert desk.page.training_again(stored, []) == []
+
+    def earlier(cell: str, share: float, digest: str) -> Earlier:
+        return Earlier("made-up", cell, 0, 1, digest, "a", "a machine", {"share": share, "nats": 500.0})
+
+    first, second = (desk.spec.digest_of(cell) for cell in desk.spec.cells)
+    moved = [earlier("first", 90.09, first), earlier("second", 89.0, second), earlier("second", 5.0, "other settings")]
+    about, table = desk.page.training_again(stored, moved)
+    assert about.startswith("## Training again\n")
+    assert table.splitlines()[2:] == ["| [made-up](#made-up) | 2 | first, seed 0, `share` | 90.09 | 49.31 |"]
+
+
+def test_networks_that_were_trained_more_than_once_are_listed(desk: Desk) -> None:
+    desk.keep(
+        record(desk.spec, "first", 0, origins={"net": "0123456789, one GPU", "other": "0123456789, one GPU"}),
+        record(desk.spec, "second", 0, origins={"net": "fedcba9876, one GPU"}),
+    )
+    stored = desk.page.find(desk.folder / "results")
+    assert desk.page.networks_not_shared(stored) == [("1", "made-up at 0123456; made-up at fedcba9")]
 
 
 def test_a_spec_without_records_is_not_run_yet(desk: Desk) -> None:
@@ -229,30 +267,19 @@ def test_records_of_no_spec_are_refused(desk: Desk, capsys: pytest.CaptureFixtur
     assert "records must be of a spec, got lab/results/forgotten; remove it" in capsys.readouterr().err
 
 
-def test_the_first_page_has_one_number_of_each_paper_that_has_records(desk: Desk) -> None:
-    Headline, table = desk.headlines.Headline, desk.headlines.headlines_table  # noqa: N806
-    chosen = (
-        Headline("Nobody 1900", "the number", "made-up", "first", "metric_0"),
-        Headline("Nobody 1901", "another", "made-up", "second", "metric_1"),
-        Headline("Nobody 1902", "of a spec to come", "to-come", "first", "metric_0"),
-    )
-    folder = desk.folder / "results"
-    assert table(folder, chosen) == "Not run yet: `dubio reproduce --all` does it."
-    desk.keep(record(desk.spec, "first", 0, 2.25, attempts=2))
-    assert table(folder, chosen).splitlines()[2:] == [
-        "| Nobody 1900 | the number | 2.5 | 2.25 | -0.25 | 2 | `dubio reproduce made-up` |"
-    ]
-    desk.keep(record(desk.spec, "first", 0, 2.25, digest="earlier"))
-    assert "| 2.25 (made under an earlier spec) |" in table(folder, chosen)
+def test_the_first_page_has_the_effects_of_main_claims(tmp_path: Path) -> None:
+    table = headlines.headlines_table(tmp_path, "lab/")
+    head, _, *rows = table.splitlines()
+    assert head == "| paper | statement | published | ours | seeds | verdict |"
+    assert len(rows) == len(headlines.HEADLINES)
+    assert "([flow-paired](lab/RESULTS.md#flow-paired)) | +0.085 (0.094 less 0.009) | - | - | not run |" in table
+    chosen = headlines.headlines_table(tmp_path, headlines=("bws-gain",))
+    assert chosen.splitlines()[2:] == [row.replace("lab/", "") for row in rows[:1]]
 
 
-def test_headlines_are_numbers_of_their_specs() -> None:
-    there = [one for one in headlines.HEADLINES if one.spec in spec_names()]
-    assert there
-    for one in there:
-        spec = load_spec(one.spec)
-        assert one.cell in [cell.name for cell in spec.cells], one
-        assert one.metric in spec.metrics, one
+def test_headlines_are_claims_that_are_counted() -> None:
+    by_name = {claim.name: claim for claim in CLAIMS}
+    assert all(by_name[name].is_counted for name in headlines.HEADLINES)
 
 
 def test_pictures_are_drawn_as_the_page_says(desk: Desk) -> None:

@@ -1,134 +1,56 @@
-"""What a published claim is, and how records decide it.
+"""What a published statement is, and how records answer it.
 
-A claim is decided by means over seeds and their standard errors, and only when every cell that it is read from has a
-record of the present spec for every seed; until then it was not run. The rule for noise is the same for all:
+A claim is one statement of a paper, with a function that reads its effect from records and reaches a verdict by the
+rules of ``verdict``. No verdict is typed: a statement whose records do not exist is not run, and so is one for which
+nothing was measured.
 
-- more than a bar: the mean is beyond the bar by more than twice its standard error;
-- no less than a bar, nothing lost: the mean is not beyond the bar by more than twice that;
-- within a tolerance: the mean is, whatever its standard error.
-
-The standard error is that over seeds. Where there is one seed, both rules are the plain comparison. A difference
-between cells of one spec is taken seed by seed, on the same data, before it is averaged.
-
-Invariants: a claim names the specs that it is read from, all of them and no other, and is not decided without them
-(``lab/tests/test_claims.py``).
+Invariants: a claim names the specs that it is read from, all of them and no other, and is not decided without any of
+their records (``lab/tests/test_claims.py``).
 """
 
-import math
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from dubio_lab.results import Result
-from dubio_lab.running import default_folder, load_results
-from dubio_lab.spec import ExperimentSpec, load_spec
-from dubio_lab.tables import Row, results_that_count, tabulate
+from dubio_lab.claims.estimate import Estimate, NotRunError, Records
+from dubio_lab.claims.verdict import Verdict, combine
 
-__all__ = ["Claim", "Number", "NotRunError", "Outcome", "Records"]
+__all__ = ["Check", "Claim", "Outcome", "Part", "never_measured", "outcome_of", "part_of"]
 
-NOT_RUN = "not run yet"
-
-
-class NotRunError(Exception):
-    """A record that a claim is read from is not there."""
-
-
-@dataclass(frozen=True)
-class Number:
-    """A mean and its standard error over seeds; 0 where there is one seed."""
-
-    value: float
-    error: float = 0.0
-
-    def __sub__(self, other: "Number | float") -> "Number":
-        """The difference, as of two that know nothing of each other."""
-        if isinstance(other, Number):
-            return Number(self.value - other.value, math.hypot(self.error, other.error))
-        return Number(self.value - other, self.error)
-
-    def __str__(self) -> str:
-        return f"{self.value:.4g}" + (f" +- {self.error:.2g}" if self.error else "")
-
-    @property
-    def signed(self) -> str:
-        """As a difference is written."""
-        return f"{self.value:+.3g}" + (f" +- {self.error:.2g}" if self.error else "")
-
-    def above(self, bar: float) -> bool:
-        """Whether it is above the bar beyond noise."""
-        return self.value - 2 * self.error > bar
-
-    def below(self, bar: float) -> bool:
-        """Whether it is below the bar beyond noise."""
-        return self.value + 2 * self.error < bar
-
-    def within(self, low: float, high: float) -> bool:
-        """Whether the mean is, whatever its noise."""
-        return low <= self.value <= high
+MOST_SHOWN = 4
+NOTHING = "-"
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What records say of a claim."""
 
-    value: str
-    """Ours, in numbers of the records."""
-    held: bool | None
-    """Whether it held; ``None`` where it was not run yet."""
+    effect: str
+    """Ours, with its interval."""
+    seeds: str
+    """Over how many seeds."""
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several comparisons that a statement makes."""
+
+    words: str
+    estimate: Estimate | None
+    """``None`` where it was not run."""
+    verdict: Verdict
+    signed: bool = True
 
     @property
-    def word(self) -> str:
-        """Yes, no, or not yet."""
-        return NOT_RUN if self.held is None else "yes" if self.held else "no"
+    def text(self) -> str:
+        """Its effect, in words."""
+        if self.estimate is None:
+            return f"{self.words}: {Verdict.NOT_RUN}"
+        effect = self.estimate.signed if self.signed else str(self.estimate)
+        return f"{self.words}: {effect}" if self.words else effect
 
 
-class Records:
-    """The records under a folder, as numbers that claims are made of; what is not there raises ``NotRunError``."""
-
-    def __init__(self, folder: str | Path | None = None) -> None:
-        self._folder = default_folder() if folder is None else Path(folder)
-        self._cache: dict[str, tuple[ExperimentSpec, list[Result], dict[tuple[str, str], Row]]] = {}
-
-    def number(self, spec: str, cell: str, metric: str) -> Number:
-        """The mean over seeds of a metric of a cell."""
-        loaded, _, rows = self._read(spec)
-        row = rows.get((cell, metric))
-        if row is None or row.earlier or row.num_seeds < len(loaded.seeds):
-            raise NotRunError(f"{spec}, {cell}: {metric}")
-        return Number(row.mean, (row.standard_error or 0.0) if row.num_seeds > 1 else 0.0)
-
-    def difference(self, spec: str, cell: str, other: str, metric: str) -> Number:
-        """By how much a cell is above another of its spec, seed by seed."""
-        for name in (cell, other):
-            self.number(spec, name, metric)  # which is refused where a seed is missing
-        own, others = (self._by_seed(spec, name, metric) for name in (cell, other))
-        differences = [own[seed] - others[seed] for seed in own]
-        several = len(differences) > 1
-        error = statistics.stdev(differences) / math.sqrt(len(differences)) if several else 0.0
-        return Number(statistics.mean(differences), error)
-
-    def differences(self, spec: str, cell: str, others: Sequence[str], metric: str) -> list[Number]:
-        """By how much a cell is above each of several others."""
-        return [self.difference(spec, cell, other, metric) for other in others]
-
-    def best(self, spec: str, cells: Sequence[str], metric: str) -> tuple[str, Number]:
-        """The cell with the highest mean, and that mean."""
-        numbers = {cell: self.number(spec, cell, metric) for cell in cells}
-        cell = max(numbers, key=lambda name: numbers[name].value)
-        return cell, numbers[cell]
-
-    def _by_seed(self, spec: str, cell: str, metric: str) -> dict[int, float]:
-        loaded, results, _ = self._read(spec)
-        place = next(one for one in loaded.cells if one.name == cell)
-        return {one.seed: one.metrics[metric].value for one in results_that_count(loaded, place, results)}
-
-    def _read(self, name: str) -> tuple[ExperimentSpec, list[Result], dict[tuple[str, str], Row]]:
-        if name not in self._cache:
-            spec = load_spec(name)
-            results = load_results(spec, self._folder)
-            self._cache[name] = spec, results, {(row.cell, row.metric): row for row in tabulate(spec, results)}
-        return self._cache[name]
+Check = Callable[[Records], Outcome]
 
 
 @dataclass(frozen=True)
@@ -137,19 +59,21 @@ class Claim:
 
     name: str
     words: str
-    """What is claimed, with the bar where the paper gives none."""
+    """What is stated, with the bar where the paper gives none."""
     source: str
     specs: tuple[str, ...]
-    """What it is read from."""
+    """What it is read from; empty where no experiment measures it."""
     published: str | None
-    """What the paper says came out; ``None`` where the question is ours."""
-    check: Callable[[Records], Outcome]
+    """The published effect; ``None`` where the question is ours."""
+    check: Check
     in_our_way: bool = False
-    """Whether it is asked in a way of ours, beside that of the paper."""
+    """Whether a statement is checked once more in a way of ours, beside that of the paper."""
+    why_not: str = ""
+    """Why it is not run, where there is a reason beside time."""
 
     @property
     def is_counted(self) -> bool:
-        """Whether it is the paper's, asked in the paper's way."""
+        """Whether it is a statement of the paper, checked in the paper's way."""
         return self.published is not None and not self.in_our_way
 
     def outcome(self, records: Records) -> Outcome:
@@ -157,4 +81,54 @@ class Claim:
         try:
             return self.check(records)
         except NotRunError:
-            return Outcome(NOT_RUN, None)
+            return Outcome(NOTHING, NOTHING, Verdict.NOT_RUN)
+
+
+def part_of(
+    words: str, estimate: Callable[[], Estimate], rule: Callable[[Estimate], Verdict], signed: bool = True
+) -> Part:
+    """A part of a statement, which may be missing while other parts are there."""
+    try:
+        own = estimate()
+    except NotRunError:
+        return Part(words, None, Verdict.NOT_RUN, signed)
+    return Part(words, own, rule(own), signed)
+
+
+def outcome_of(*parts: Part, shown: str = "") -> Outcome:
+    """The outcome of a statement from its parts; without any that was run, ``NotRunError``.
+
+    Args:
+        parts: what the statement compares.
+        shown: what stands as the effect; by default the effects of the parts, or how many of them are reproduced.
+    """
+    if all(part.estimate is None for part in parts):
+        raise NotRunError("no part was run")
+    verdict = combine([part.verdict for part in parts])
+    if not shown and len(parts) <= MOST_SHOWN:
+        shown = "; ".join(part.text for part in parts)
+    elif not shown:
+        reproduced = sum(part.verdict is Verdict.REPRODUCED for part in parts)
+        shown = f"{reproduced} of {len(parts)}; the least {min(parts, key=_rank).text}"
+    return Outcome(shown, _seeds([part.estimate for part in parts if part.estimate is not None]), verdict)
+
+
+def never_measured(records: Records) -> Outcome:
+    """The check of a statement that no experiment measures."""
+    raise NotRunError("nothing measures it")
+
+
+def _rank(part: Part) -> tuple[int, float]:
+    """Lowest for the part to show of many: the one that speaks most against the statement."""
+    order = (Verdict.OPPOSITE, Verdict.NOT_REPRODUCED, Verdict.UNDECIDED, Verdict.NOT_RUN, Verdict.PARTLY)
+    place = order.index(part.verdict) if part.verdict in order else len(order)
+    return place, 0.0 if part.estimate is None else part.estimate.value
+
+
+def _seeds(estimates: Sequence[Estimate]) -> str:
+    """Over how many seeds, of how many that the specs plan."""
+    least = min(estimates, key=lambda one: one.seeds)
+    if least.noise == "line":
+        return "one run"
+    few = "one seed" if least.seeds == 1 else str(least.seeds)
+    return few if least.seeds == least.planned else f"{least.seeds} of {least.planned}"
