@@ -209,7 +209,7 @@ def test_what_was_not_measured_is_told_instead_of_figures(figures: ModuleType) -
 
 
 def test_claims_of_a_paper_and_how_many_have_which_verdict_are_told(figures: ModuleType) -> None:
-    head = "| statement | published | ours | seeds | verdict |\n"
+    head = "| statement | published | ours, with interval | seeds | verdict |\n"
     assert figures.table("claims:iwe", "page.md").startswith(head)
     counts = (
         r"(\d+) published statements: 0 reproduced, 0 partly, 0 not reproduced, 0 opposite, 0 undecided, \1 not run"

@@ -104,7 +104,7 @@ def links(specs: Sequence[str], place: str = "") -> str:
 
 
 def _table(heading: str, outcomes: Iterable[tuple[Claim, Outcome]]) -> str:
-    headings = (heading, "published", "ours", "seeds", "verdict")
+    headings = (heading, "published", "ours, with interval", "seeds", "verdict")
     return markdown_table(headings, (_row(claim, outcome) for claim, outcome in outcomes))
 
 

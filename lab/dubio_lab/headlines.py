@@ -32,4 +32,4 @@ def headlines_table(folder: Path, place: str = "", headlines: Sequence[str] = HE
                 verdict = verdict_in_words(claim, outcome.verdict)
                 words = f"{claim.words} ({links(claim.specs, place)})"
                 rows.append((title, words, str(claim.published), outcome.effect, outcome.seeds, verdict))
-    return markdown_table(("paper", "statement", "published", "ours", "seeds", "verdict"), rows)
+    return markdown_table(("paper", "statement", "published", "ours, with interval", "seeds", "verdict"), rows)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dubio_lab import Curve, Earlier, Estimate, ExperimentSpec, Measured, Records
+from dubio_lab import Curve, Earlier, Estimate, ExperimentSpec, Measured, Records, read_earlier
 from dubio_lab.claims.estimate import Line, NotRunError, student
 from made_up_records import record, spec_of
 
@@ -142,8 +142,8 @@ def test_a_line_has_the_error_of_least_squares(shelf: Shelf) -> None:
     shelf.spec = spec_of(seeds=(0,))
     shelf.numbers = {FIRST: (1.0,)}
     shelf.curves = {"rise": Curve(tuple(x.tolist()), tuple(y.tolist()))}
-    line, known = Records().line("made-up", FIRST, "rise"), stats.linregress(x, y)
-    assert (line.slope, line.error, line.freedom) == (pytest.approx(known.slope), pytest.approx(known.stderr), 8)
+    line, expected = Records().line("made-up", FIRST, "rise"), stats.linregress(x, y)
+    assert (line.slope, line.error, line.freedom) == (pytest.approx(expected.slope), pytest.approx(expected.stderr), 8)
     with pytest.raises(NotRunError):
         Records().line("made-up", SECOND, "rise")
 
@@ -188,6 +188,4 @@ def test_minus_turns_an_interval_around() -> None:
 
 
 def test_without_a_file_there_are_no_earlier_trainings(tmp_path: Path) -> None:
-    from dubio_lab import read_earlier
-
     assert read_earlier(tmp_path) == []

@@ -270,7 +270,7 @@ def test_records_of_no_spec_are_refused(desk: Desk, capsys: pytest.CaptureFixtur
 def test_the_first_page_has_the_effects_of_main_claims(tmp_path: Path) -> None:
     table = headlines.headlines_table(tmp_path, "lab/")
     head, _, *rows = table.splitlines()
-    assert head == "| paper | statement | published | ours | seeds | verdict |"
+    assert head == "| paper | statement | published | ours, with interval | seeds | verdict |"
     assert len(rows) == len(headlines.HEADLINES)
     assert "([flow-paired](lab/RESULTS.md#flow-paired)) | +0.085 (0.094 less 0.009) | - | - | not run |" in table
     chosen = headlines.headlines_table(tmp_path, headlines=("bws-gain",))
