@@ -161,28 +161,15 @@ class BatchObjective(ABC):
         return self.compute(BatchContext(model, inputs, targets, num_samples, sample_weight, *options))
 
 
-@dataclass(frozen=True, repr=False)
-class ELBO(BatchObjective):
-    """The evidence lower bound, as a loss.
+class _FreeEnergy(BatchObjective):
+    """Base class of the objectives that add a divergence to a loss; ``ELBO`` describes the fields."""
 
-    Args:
-        num_data: number of training examples; ``dubio.fit`` fills it in.
-        beta: weight of the divergence.
-        gamma: weight of the entropy of the posterior, which is rewarded beyond its part in the divergence (E-46).
-        kl_weighting: how batches share the divergence: ``"uniform"``, ``"geometric"`` (halving from batch to batch,
-            which needs ``batch_index`` and ``num_batches`` in the call) or ``"none"``.
-        warmup: number of epochs over which ``beta`` grows from zero (needs ``epoch`` in the call).
-        l2: weight of the sum of squares of all weight matrices, added to the mean loss without rescaling (E-33).
-        l2_per: ``"unit"`` divides the squares of each layer by its number of units (E-26).
-        losses: replaces the negative log-likelihood, for objectives that are built on this one.
-    """
-
-    num_data: int | None = None
-    beta: float = 1.0
-    gamma: float = 0.0
-    kl_weighting: KlWeighting = "uniform"
-    warmup: int = 0
-    l2: float = 0.0
+    num_data: int | None
+    beta: float
+    gamma: float
+    kl_weighting: KlWeighting
+    warmup: int
+    l2: float
     l2_per: Literal["weight", "unit"] = "weight"
     losses: Losses | None = None
 
@@ -198,23 +185,9 @@ class ELBO(BatchObjective):
         if self.warmup < 0:
             raise ValueError(f"warmup must be at least 0 epochs, got {self.warmup}")
 
-    def __repr__(self) -> str:
-        """Show all fields; ``losses`` is shown by name where it is set."""
-        parts = [f"{part.name}={getattr(self, part.name)!r}" for part in fields(self) if part.name != "losses"]
-        if isinstance(self.losses, FunctionType):  # without its address
-            parts.append(f"losses={self.losses.__module__}.{self.losses.__qualname__}")
-        elif self.losses is not None:
-            parts.append(f"losses={self.losses!r}")
-        return f"{type(self).__name__}({', '.join(parts)})"
-
     def compute(self, batch: BatchContext) -> Loss:
         """Compute the loss of one batch."""
-        if not isinstance(batch.targets, Tensor):
-            raise TypeError(
-                f"targets must be a tensor, got {type(batch.targets).__name__}; use torch.as_tensor(targets)"
-            )
-        if batch.attacked is not None:
-            raise ValueError("attacked must be None for every objective but Adversarial, got a tensor")
+        self._check_batch(batch)
         model, seed = batch.model, batch.seed
         likelihood = likelihood_of(model)
         collecting = ("divergence", "penalty", *(("entropy",) if self.gamma else ()))
@@ -236,6 +209,15 @@ class ELBO(BatchObjective):
     def energy(self, nll_per_example: Float[Tensor, "sample batch"]) -> Float[Tensor, " batch"]:
         """Reduce the losses of all draws to one per example: their mean (E-2)."""
         return nll_per_example.mean(dim=0)
+
+    def _check_batch(self, batch: BatchContext) -> None:
+        """Refuse a batch before the network runs on it."""
+        if not isinstance(batch.targets, Tensor):
+            raise TypeError(
+                f"targets must be a tensor, got {type(batch.targets).__name__}; use torch.as_tensor(targets)"
+            )
+        if batch.attacked is not None:
+            raise ValueError("attacked must be None for every objective but Adversarial, got a tensor")
 
     def _share(self, batch_size: int, batch: BatchContext) -> float | Tensor:
         """The share of the divergence that this batch carries."""
@@ -299,14 +281,49 @@ class ELBO(BatchObjective):
 
     def _divergence(self, model: nn.Module, draws: Draws, num_samples: int, seed: int | Tensor | None) -> Tensor:
         """The divergence in closed form where there is one, else estimated from the draws of this forward pass."""
-        closed, estimated = closed_divergence(model), draws.terms.get("divergence")
-        if estimated is None:
+        if (estimated := draws.terms.get("divergence")) is None:
             return divergence(model, num_samples, seed=seed)
+        closed = closed_divergence(model)
         return estimated.mean() if closed is None else closed + estimated.mean()
 
 
+@dataclass(frozen=True, repr=False)
+class ELBO(_FreeEnergy):
+    """The evidence lower bound, as a loss.
+
+    Args:
+        num_data: number of training examples; ``dubio.fit`` fills it in.
+        beta: weight of the divergence.
+        gamma: weight of the entropy of the posterior, which is rewarded beyond its part in the divergence (E-46).
+        kl_weighting: how batches share the divergence: ``"uniform"``, ``"geometric"`` (halving from batch to batch,
+            which needs ``batch_index`` and ``num_batches`` in the call) or ``"none"``.
+        warmup: number of epochs over which ``beta`` grows from zero (needs ``epoch`` in the call).
+        l2: weight of the sum of squares of all weight matrices, added to the mean loss without rescaling (E-33).
+        l2_per: ``"unit"`` divides the squares of each layer by its number of units (E-26).
+        losses: replaces the negative log-likelihood, for objectives that are built on this one.
+    """
+
+    num_data: int | None = None
+    beta: float = 1.0
+    gamma: float = 0.0
+    kl_weighting: KlWeighting = "uniform"
+    warmup: int = 0
+    l2: float = 0.0
+    l2_per: Literal["weight", "unit"] = "weight"
+    losses: Losses | None = None
+
+    def __repr__(self) -> str:
+        """Show all fields; ``losses`` is shown by name where it is set."""
+        parts = [f"{part.name}={getattr(self, part.name)!r}" for part in fields(self) if part.name != "losses"]
+        if isinstance(self.losses, FunctionType):  # without its address
+            parts.append(f"losses={self.losses.__module__}.{self.losses.__qualname__}")
+        elif self.losses is not None:
+            parts.append(f"losses={self.losses!r}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
 @dataclass(frozen=True)
-class Alpha(BatchObjective):
+class Alpha(_FreeEnergy):
     """An alpha-divergence between posterior and approximation, as a loss.
 
     Args:
@@ -328,29 +345,16 @@ class Alpha(BatchObjective):
             raise ValueError(f"alpha must be a finite number, got {self.alpha!r}")
         if self.alpha < 0.0:
             raise ValueError(f"alpha must be at least 0, where it is the ELBO, got {self.alpha}")
-        self._elbo()
-
-    def compute(self, batch: BatchContext) -> Loss:
-        """Compute the loss of one batch."""
-        if self.alpha != 0.0 and batch.num_samples == 1:
-            raise ValueError(f"num_samples must be at least 2 for alpha = {self.alpha}: with one draw it has no effect")
-        return self._elbo().compute(batch)
-
-    def _elbo(self) -> "_AlphaELBO":
-        """The ``ELBO`` whose draws are weighted by alpha; its constructor checks the other fields."""
-        options = self.gamma, self.kl_weighting, self.warmup, self.l2
-        return _AlphaELBO(self.num_data, self.beta, *options, alpha=self.alpha)
-
-
-@dataclass(frozen=True, repr=False)
-class _AlphaELBO(ELBO):
-    """An ``ELBO`` whose draws are weighted by alpha."""
-
-    alpha: float = 0.5
+        super().__post_init__()
 
     def energy(self, nll_per_example: Float[Tensor, "sample batch"]) -> Float[Tensor, " batch"]:
         """Reduce the losses of all draws to one per example (E-30)."""
         return functional.variational.alpha_energy(nll_per_example, self.alpha)
+
+    def _check_batch(self, batch: BatchContext) -> None:
+        super()._check_batch(batch)
+        if self.alpha != 0.0 and batch.num_samples == 1:
+            raise ValueError(f"num_samples must be at least 2 for alpha = {self.alpha}: with one draw it has no effect")
 
 
 class _Wrapper(BatchObjective):
