@@ -111,6 +111,7 @@ if TYPE_CHECKING:
         Interrupted as Interrupted,
         Step as Step,
         StepCache as StepCache,
+        StepMode as StepMode,
         TensorBoard as TensorBoard,
     )
     from dubio.training.fit import fit as fit
@@ -172,7 +173,17 @@ PLACES: dict[str, tuple[str, ...]] = {
         "plan",
         "sample",
     ),
-    "training": ("Callback", "CollapseWarning", "Interrupted", "FitResult", "Step", "StepCache", "TensorBoard", "fit"),
+    "training": (
+        "Callback",
+        "CollapseWarning",
+        "Interrupted",
+        "FitResult",
+        "Step",
+        "StepCache",
+        "StepMode",
+        "TensorBoard",
+        "fit",
+    ),
 }
 """Which package or module defines each public name. None of them, torch included, is imported before it is used."""
 

@@ -57,7 +57,7 @@ def test_a_kept_step_is_compiled_once(quick_compiler: None, monkeypatch: pytest.
     monkeypatch.setattr(batch_loss, "BACKEND", "aot_eager")
     calls: list[Any] = []
     compiled = batch_loss.compiled
-    monkeypatch.setattr(batch_loss, "compiled", lambda *args: calls.append(args[0]) or compiled(*args))
+    monkeypatch.setattr("dubio.training.steps.compiled", lambda *args: calls.append(args[0]) or compiled(*args))
     runs(dubio.StepCache(), fast=True)
     assert calls == [batch_loss.compute]
 

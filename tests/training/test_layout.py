@@ -101,7 +101,7 @@ def test_a_network_that_does_not_run_channels_last_is_left_as_it_was(
         model, images = network(channels, size, viewed)
         before = strides(model)
         step = dubio.Step(model, dubio.ELBO(num_data=6), torch.optim.Adam(model.parameters()))
-        step._compile = True  # as on a GPU
+        step._use([step._compiled, step._eager])  # as on a GPU
         result.append([step(images, LABELS).total for _ in range(2)])
         assert step.mode == "compiled"
         assert strides(model) == before
@@ -195,7 +195,8 @@ def test_an_eager_step_leaves_filters_alone_and_one_that_falls_back_puts_them_ba
         model, images = network(2, 3, flattened)
         before = strides(model)
         step = dubio.Step(model, Penalised(num_data=6), torch.optim.Adam(model.parameters()), fast=fast)
-        step._compile = fast == "auto"  # as on a GPU
+        if fast:
+            step._use([step._compiled, step._eager])  # as on a GPU
         for _ in range(2):
             step(images, LABELS)
         assert step.mode == "eager"

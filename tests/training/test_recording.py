@@ -15,7 +15,7 @@ from dubio.data.batches import Batch
 from dubio.objectives import Loss
 from dubio.training import batch_loss
 from dubio.training.batch_loss import Place, Recording, StepResult
-from dubio.training.steps import Step
+from dubio.training.steps import CapturedStep, Step
 
 
 class Called:
@@ -36,6 +36,13 @@ class Called:
 @pytest.fixture(autouse=True)
 def called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_loss, "Captured", Called)
+    monkeypatch.setattr("dubio.training.steps.compiled", lambda function, device: function)
+
+
+def record(step: Step) -> None:
+    """Record a step as on a GPU."""
+    step._captured = CapturedStep(step._compiled, "")
+    step._use([step._captured, step._compiled, step._eager])
 
 
 def learned_from(recorded: Recording, *values: Any) -> StepResult:
@@ -106,7 +113,8 @@ def test_recorded_steps_learn_what_eager_ones_learn_with_short_batches_and_other
         model = dubio.Bayes().convert(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
         optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
         step = Step(model, dubio.ELBO(num_data=20), optimizer, num_samples=2, fast=False)
-        step._capture = records
+        if records:
+            record(step)
         torch.manual_seed(1)
         noise = {4: dubio.noise_off(), 5: dubio.frozen(1), 6: dubio.frozen(2)}
         for number, rows in enumerate((4, 4, 4, 2, 4, 4, 4, 4)):
@@ -127,10 +135,11 @@ def test_steps_of_frozen_noise_are_not_recorded() -> None:
     model = dubio.Bayes().convert(nn.Linear(3, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
     step = Step(model, dubio.ELBO(num_data=20), optimizer, fast=False)
-    step._capture = True
+    record(step)
     with dubio.frozen(1):
         step.learn(Batch(torch.randn(4, 3), torch.arange(4) % 2, None), Place(0, 1, 0.0))
-    assert step._recording is None
+    assert step._captured is not None
+    assert step._captured.recording is None
 
 
 def test_a_recording_is_gone_when_nobody_holds_it() -> None:

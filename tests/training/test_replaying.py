@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.training import batch_loss
-from dubio.training.steps import Step
+from dubio.training.batch_loss import Recording
+from dubio.training.steps import CapturedStep, Step
 from replayed_on_a_cpu import Replayed
 
 INPUTS = torch.rand(12, 6, generator=torch.Generator().manual_seed(1))
@@ -26,6 +27,18 @@ Act = Callable[[int, nn.Module, torch.optim.Optimizer], None]
 @pytest.fixture(autouse=True)
 def replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_loss, "Captured", Replayed)
+    monkeypatch.setattr("dubio.training.steps.compiled", lambda function, device: function)
+
+
+def record(step: Step) -> Step:
+    """Record a step as on a GPU."""
+    step._captured = CapturedStep(step._compiled, "")
+    step._use([step._captured, step._compiled, step._eager])
+    return step
+
+
+def recording_of(step: Step) -> Recording | None:
+    return None if step._captured is None else step._captured.recording
 
 
 def plain() -> nn.Module:
@@ -53,7 +66,8 @@ def trained(
     torch.manual_seed(0)
     model = (method or dubio.Deterministic()).convert(net()).train()
     step = Step(model, dubio.ELBO(40), optimizer(model), fast=False, **options)
-    step._capture = records
+    if records:
+        record(step)
     torch.manual_seed(5)
     losses = []
     for number in range(num_steps):
@@ -162,10 +176,11 @@ def test_other_modes_that_last_are_recorded_again() -> None:
         if number == 6:
             model.get_submodule("1").eval()
 
-    assert trained(True, normed, freeze, num_steps=8)[1]._recording is not None
+    assert recording_of(trained(True, normed, freeze, num_steps=8)[1]) is not None
     step = trained(True, normed, freeze, num_steps=16)[1]
-    assert step._recording is not None
-    assert step._recording._num_misfits == 0
+    recording = recording_of(step)
+    assert recording is not None
+    assert recording._num_misfits == 0
     assert step.mode == "captured"
 
 
@@ -184,10 +199,7 @@ class Averaging(nn.Module):
         return self.layer(inputs - self.mean)
 
 
-def test_a_network_that_replaces_its_buffers_is_not_replayed(
-    quick_compiler: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batch_loss, "BACKEND", "aot_eager")
+def test_a_network_that_replaces_its_buffers_is_not_replayed() -> None:
     reason = "every step puts another tensor in place of mean"
     check_same(Averaging, mode="compiled", reason=reason, num_steps=30)
 
@@ -195,7 +207,7 @@ def test_a_network_that_replaces_its_buffers_is_not_replayed(
 def test_a_network_that_replaces_its_buffers_is_refused_where_replays_are_asked_for() -> None:
     model = dubio.Deterministic().convert(Averaging())
     step = Step(model, dubio.ELBO(40), sgd(model), fast=False)
-    step._capture, step.fast = True, True
+    record(step)._compiled.is_required = True
     with pytest.raises(ValueError, match="cannot be recorded, since every step puts another tensor in place of mean"):
         for _ in range(4):
             step(INPUTS, TARGETS)
@@ -254,7 +266,9 @@ def without_collection() -> Iterator[None]:
 
 def test_a_step_that_nobody_holds_is_gone_with_its_recording(without_collection: None) -> None:
     _, step, _ = trained(True)
-    assert step._recording is not None
-    gone = weakref.ref(step._recording), weakref.ref(step)
+    recording = recording_of(step)
+    assert recording is not None
+    gone = weakref.ref(recording), weakref.ref(step)
+    del recording
     del step
     assert [reference() for reference in gone] == [None, None]

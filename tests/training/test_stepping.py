@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import jaxtyping
 import pytest
@@ -14,10 +14,11 @@ import dubio
 from dubio.attacks.gradient import APGD, PGD
 from dubio.data.batches import Batch
 from dubio.training import batch_loss
-from dubio.training.batch_loss import MOST_CHANGES, OTHERS_TO_CHANGE, Place, Shapes
+from dubio.training.batch_loss import MOST_CHANGES, OTHERS_TO_CHANGE, Place, Shapes, metric_names
 from dubio.training.diagnosis import BrokenLossError
 from dubio.training.optimizers import load_optimizer_state, make_capturable, match_layouts, set_learning_rates
-from dubio.training.steps import TRIALS, CompileTrial, Step
+from dubio.training.processes import ALONE
+from dubio.training.steps import TRIALS, CapturedStep, CompileTrial, Step, why_not_captured
 from networks import mlp
 
 INPUTS = torch.rand(12, 6, generator=torch.Generator().manual_seed(1))
@@ -135,7 +136,7 @@ class Asking(nn.Module):
 def test_what_cannot_be_compiled_runs_eagerly_and_says_why_once(traced: None) -> None:
     model = dubio.Bayes().convert(Asking()).train()
     step = steps_of(model, dubio.ELBO(40))
-    step._compile = True  # as on a GPU
+    step._use([step._compiled, step._eager])  # as on a GPU
     assert step.mode == "compiled"
     step(INPUTS, TARGETS)
     assert step.mode == "eager"
@@ -171,7 +172,7 @@ def test_sums_count_examples_and_metrics() -> None:
     model = make()
     step = steps_of(model, dubio.ELBO(40))
     loss, sums = step.learn(Batch(INPUTS, TARGETS), Place())
-    assert step.names == ("loss", "nll", "divergence", "accuracy")
+    assert metric_names(loss) == ("loss", "nll", "divergence", "accuracy")
     labels = loss.log_probs.exp().mean(dim=0).argmax(dim=1)
     right = float((labels == TARGETS).float().mean())
     expected = [1.0, float(loss.total), float(loss.nll), float(loss.terms["divergence"]), right]
@@ -322,7 +323,7 @@ def test_a_compiled_step_that_fails_is_taken_eagerly_and_moves_statistics_once(t
     model = dubio.Deterministic().convert(OnlyForward()).train()
     step = steps_of(model, dubio.ELBO(40))
     step(INPUTS, TARGETS)
-    step._compile = True  # other code than what has just worked
+    step._use([step._compiled, step._eager])  # other code than what has just worked
     step(INPUTS, TARGETS)
     assert step.mode == "eager"
     assert step.reason.startswith("the compiler gave up")
@@ -429,7 +430,7 @@ def test_a_memory_limit_leaves_the_compiler_out_where_all_draws_do_not_fit(trace
     models = [make() for _ in range(2)]
     with dubio.memory_limit("12 KiB"):
         small = Step(models[0], dubio.ELBO(40), torch.optim.SGD(models[0].parameters(), lr=0.1), num_samples=20)
-        small._compile = True
+        small._use([small._compiled, small._eager])
         small(INPUTS, TARGETS)
     assert (small.mode, small.reason) == ("eager", "the memory limit leaves no room for all draws at once")
     with dubio.memory_limit("1 GiB"):
@@ -444,11 +445,13 @@ def test_a_memory_limit_leaves_the_compiler_out_where_all_draws_do_not_fit(trace
 def test_a_step_that_falls_back_lets_go_of_its_recording(traced: None) -> None:
     step = steps_of(make(), dubio.ELBO(40), fast=True)
     step(INPUTS, TARGETS)
-    step._capture, step._recording = True, SimpleNamespace(is_ready=True, seconds=1.0)  # as on a GPU
-    assert step.mode == "captured"
+    step._captured = CapturedStep(step._compiled, "")  # as on a GPU
+    step._captured.recording = cast(Any, SimpleNamespace(is_ready=True, captured=SimpleNamespace(seconds=1.0)))
+    step._use([step._captured, step._compiled, step._eager])
+    assert (step.mode, step.capture_seconds) == ("captured", 1.0)
     with pytest.raises(ValueError, match="cannot be recorded, since several batches make up a step"):
         step.learn(Batch(INPUTS, TARGETS, None), Place(0, 4, 0.0), complete=False)
-    step.fast = "auto"
+    step._compiled.is_required = False
     step.learn(Batch(INPUTS, TARGETS, None), Place(0, 4, 0.0), complete=False)
     assert (step.mode, step.reason) == ("compiled", "several batches make up a step")
     assert step.capture_seconds == 0.0
@@ -556,9 +559,7 @@ def test_a_state_is_loaded_without_the_way_its_updates_were_made() -> None:
     ids=["optimiser", "attack", "seed"],
 )
 def test_what_stands_in_the_way_of_a_recording_is_known_before(optimizer: Any, objective: Any, why: str) -> None:
-    model = make()
-    step = Step(model, objective, optimizer(model.parameters(), lr=0.1))
-    assert why in step._why_not_captured()
+    assert why in why_not_captured(objective, optimizer(make().parameters(), lr=0.1), ALONE)
 
 
 @pytest.mark.parametrize(

@@ -14,5 +14,5 @@ from dubio.training.processes import (
     Processes as Processes,
     is_raised_by_all as is_raised_by_all,
 )
-from dubio.training.steps import Fast as Fast, Step as Step, StepCache as StepCache
+from dubio.training.steps import Fast as Fast, Step as Step, StepCache as StepCache, StepMode as StepMode
 from dubio.training.trainer import Schedule as Schedule, validate as validate

@@ -21,11 +21,9 @@ Invariants: ``tests/training/test_layout.py``, ``test_recording.py`` and ``test_
 on a GPU.
 """
 
-import inspect
-import warnings
 from collections.abc import Callable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -37,19 +35,15 @@ from dubio._engine import (
     Buffers,
     Captured,
     Inputs,
-    Precision,
     arguments,
-    as_it_is,
     channels_last,
-    computing_in,
     image_channels,
     is_faster_channels_last,
     signature,
     unchanged,
 )
-from dubio.data import Batch
 from dubio.likelihoods import match_shape
-from dubio.objectives import BatchContext, Loss, Objective
+from dubio.objectives import BatchContext, Loss
 from dubio.training.optimizers import match_layouts
 
 if TYPE_CHECKING:
@@ -88,100 +82,54 @@ class Place(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """The loss and metrics of a batch. Replays overwrite the tensors: read or copy them before the next step."""
+    """What a step leaves; the next step may overwrite its tensors."""
 
     loss: Loss
     sums: Tensor
-    """Number of examples, and for each metric of ``Step.names`` its sum over them; float64."""
+    """Number of examples, and for each of ``metric_names`` its sum over them; float64."""
 
 
-class BatchLoss:
-    """The loss of a batch and the sums of its metrics; compiled code is kept for the next batch.
-
-    Args:
-        model: a network, on its device.
-        objective: the objective; one that attacks the inputs does so first.
-        precision: precision of the forward pass.
-    """
-
-    def __init__(self, model: nn.Module, objective: Objective, precision: Precision) -> None:
-        self.model, self.objective, self.precision = model, objective, precision
-        self.device = next(model.parameters()).device
-        self.names: tuple[str, ...] = ()
-        """Metrics whose sums follow the number of examples."""
-        self._takes_parts = "num_parts" in inspect.signature(objective).parameters
-        self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
-
-    def eager(self, batch: Batch, place: Place, num_samples: int) -> StepResult:
-        """Compute the loss eagerly."""
-        return self._compute(as_it_is, batch, place, num_samples)
-
-    def compiled(self, batch: Batch, place: Place, num_samples: int) -> StepResult:
-        """Compute the loss by compiled code; raises the errors of the compiler."""
-        with warnings.catch_warnings():  # a user cannot act on the warnings of the compiler
-            warnings.filterwarnings("ignore", module=r"torch\._(inductor|dynamo|functorch)")
-            return self._compute(self.through, batch, self.in_tensors(place), num_samples)
-
-    def through(self, function: F) -> F:
-        """Return the compiled function; it is compiled at the first call."""
-        if function not in self._compiled:
-            self._compiled[function] = compiled(function, BACKEND, self.device)
-        return cast(F, self._compiled[function])
-
-    def reset(self) -> None:
-        """Drop compiled code."""
-        self._compiled.clear()
-
-    def in_tensors(self, place: Place) -> Place:
-        """Convert numbers that change from batch to batch to tensors: a compiler treats plain numbers as constants."""
-        index, epoch = (
-            # ``full`` fills on the device: copying a number to a GPU would wait for it.
-            value if value is None or isinstance(value, Tensor) else torch.full((), float(value), device=self.device)
-            for value in (place.batch_index, place.epoch)
-        )
-        return place._replace(batch_index=index, epoch=epoch)
-
-    def _compute(self, through: Callable[[Any], Any], batch: Batch, place: Place, num_samples: int) -> StepResult:
-        with computing_in(self.precision, self.device):
-            attacked = None
-            if isinstance(self.objective, AttackingObjective):
-                attacked = self.objective.attack_inputs(self.model, batch.inputs, batch.targets, through)
-            place = place if self._takes_parts else place._replace(num_parts=1)
-            data = batch.inputs, batch.targets, num_samples, batch.weight
-            context = BatchContext(self.model, *data, *place, attacked=attacked)
-            total, nll, terms, log_probs, sums = through(compute)(self.objective, context)
-        self.names = ("loss", "nll", *terms, *(() if log_probs is None else ("accuracy",)))
-        return StepResult(Loss(total, nll, terms, log_probs), sums)
+def in_tensors(place: Place, device: torch.device) -> Place:
+    """Convert numbers that change from batch to batch to tensors: a compiler treats plain numbers as constants."""
+    index, epoch = (
+        # ``full`` fills on the device: copying a number to a GPU would wait for it.
+        value if value is None or isinstance(value, Tensor) else torch.full((), float(value), device=device)
+        for value in (place.batch_index, place.epoch)
+    )
+    return place._replace(batch_index=index, epoch=epoch)
 
 
-def without_graph(loss: Loss) -> Loss:
-    """Detach a loss, so that it keeps no graph alive."""
-    terms = {name: term.detach() for name, term in loss.terms.items()}
-    return Loss(loss.total.detach(), loss.nll.detach(), terms, loss.log_probs)
+def metric_names(loss: Loss) -> tuple[str, ...]:
+    """Names of the metrics of a loss."""
+    return ("loss", "nll", *loss.terms, *(() if loss.log_probs is None else ("accuracy",)))
 
 
-def compute(
-    objective: Objective, batch: BatchContext
-) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor | None, Tensor]:
-    """Loss and metrics of a batch, as plain tensors."""
-    loss, targets = batch.loss_of(objective), batch.targets
+def metric_sums(loss: Loss, targets: Tensor) -> Tensor:
+    """The number of examples, and the sums of the metrics over them."""
     values = [loss.total, loss.nll, *loss.terms.values()]
     if loss.log_probs is not None:
         labels = functional.uncertainty.predictive_log_probs(loss.log_probs).argmax(dim=-1)
         values.append((labels == match_shape(targets, labels.shape)).float().mean())
-    metrics = torch.stack([torch.ones_like(values[0]), *values]).detach().double()
-    return loss.total, loss.nll, loss.terms, loss.log_probs, metrics * len(targets)
+    return torch.stack([torch.ones_like(values[0]), *values]).detach().double() * len(targets)
 
 
-def compiled(function: Any, backend: str, device: torch.device) -> Any:
+def compute(
+    loss_of: Callable[[BatchContext], Loss], batch: BatchContext
+) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor | None, Tensor]:
+    """Loss and metrics of a batch, as plain tensors."""
+    loss = loss_of(batch)
+    return loss.total, loss.nll, loss.terms, loss.log_probs, metric_sums(loss, batch.targets)
+
+
+def compiled(function: Any, device: torch.device) -> Any:
     """Compile a function for the shapes of its first call."""
     # On a CPU, compiled random numbers are slower than those of torch, and different.
-    draws_slowly = backend == "inductor" and device.type == "cpu"
+    draws_slowly = BACKEND == "inductor" and device.type == "cpu"
     options: Any = {"fallback_random": True} if draws_slowly else None
     # A copy, since torch limits how often one function is compiled in a process.
     copy = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
     copy.__kwdefaults__, copy.__defaults__ = function.__kwdefaults__, function.__defaults__
-    return torch.compile(copy, dynamic=False, fullgraph=True, backend=backend, options=options)
+    return torch.compile(copy, dynamic=False, fullgraph=True, backend=BACKEND, options=options)
 
 
 def first_line(error: Exception) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from dubio.objectives import Loss
+from dubio.training.steps import StepMode
 
 COUNTERS = ("epoch", "step")
 SHORT = {"accuracy": "acc", "divergence": "kl", "val_accuracy": "val_acc"}
@@ -58,10 +59,10 @@ class FitResult:
     stopped_early: bool
     seconds: float
     folder: Path | None
-    mode: str = "eager"
-    """How most steps ran: ``captured``, ``compiled`` or ``eager``."""
+    mode: StepMode = StepMode.EAGER
+    """How most steps ran."""
     reason: str = ""
-    """Why steps did not run in a faster mode; empty where nothing prevented it."""
+    """Why steps did not run in a faster mode, as a sentence; empty where nothing prevented it."""
     capture_seconds: float = 0.0
     """Part of ``seconds`` that compiling and recording the step took."""
 

@@ -1,9 +1,14 @@
 """One step of training: noise, forward, backward, clipping, update; eager, compiled, or recorded as a CUDA graph.
 
-On a GPU the whole step is compiled and, after a few batches, recorded once and replayed from then on (``captured``);
-the attack of adversarial training is part of it. Batches of another shape, such as a short last one, run eagerly. A
-step that cannot be recorded is compiled, a step that cannot be compiled runs eagerly, and ``reason`` says why. On a CPU
-``CompileTrial`` measures in long runs whether compiled steps are faster.
+There is a class for each mode, and ``choose_step`` takes the fastest one that can be used:
+
+- ``EagerStep`` runs every batch eagerly. A step that runs out of memory is repeated with fewer draws at a time.
+- ``CompiledStep`` compiles the loss for batches of one shape; others, such as a short last one, run eagerly.
+- ``CapturedStep`` records the whole compiled step on a GPU after a few batches and replays it from then on; the attack
+  of adversarial training is part of it. What a recording does not follow runs compiled.
+
+Each hands a batch that it cannot take to the slower one, and keeps in ``obstacle`` why it cannot be used any more. On a
+CPU ``CompileTrial`` measures in long runs whether compiled steps are faster. ``Step`` is what users and ``fit`` call.
 
 Invariants (``tests/training/test_stepping.py``, and ``test_captured.py`` on a GPU): all three modes give the same
 numbers within the tolerance of floats; with ``fallback_random`` also where noise is drawn, from the same generator.
@@ -15,13 +20,16 @@ of the run are the same; otherwise a new step is made. Invariants (``tests/train
 cached step ends as one with a new step, bit for bit on a CPU; the optimizer keeps nothing of the run before.
 """
 
+import inspect
+import math
 import statistics
 import time
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -35,38 +43,411 @@ from dubio._engine import (
     Watch,
     as_it_is,
     check_precision,
+    computing_in,
     default_generator,
-    free_memory,
-    is_out_of_memory,
     notice,
     plan,
     rounding_products,
     shrink_chunks,
     signature,
     statistics_of,
+    with_less_memory,
 )
 from dubio.data import Batch
-from dubio.objectives import Loss, Objective
+from dubio.objectives import BatchContext, BatchObjective, Loss, Objective
 from dubio.training import optimizers
 from dubio.training.batch_loss import (
     AttackingObjective,
-    BatchLoss,
     Layout,
     Place,
     Recording,
     Shapes,
     StepResult,
+    compiled,
+    compute,
     first_line,
-    without_graph,
+    in_tensors,
+    metric_sums,
 )
 from dubio.training.diagnosis import CHECK_EVERY, BrokenLossError, LossMonitor, culprit_of
 from dubio.training.processes import ALONE, LostProcessError, Processes
 
+F = TypeVar("F", bound=Callable[..., Any])
 Fast = bool | Literal["auto"]
 LONG = 600.0
 """Expected seconds of a run on a CPU from which a trial of the compiler is worth it."""
+NOT_OF_COMPILER = (BrokenLossError, LostProcessError, torch.OutOfMemoryError)
+"""Errors of a compiled step that an eager one would raise, too, or that ``shrink`` handles."""
 TRIALS = 5
 """Number of eager and of compiled steps that are timed."""
+
+
+class StepMode(StrEnum):
+    """How steps of training run."""
+
+    CAPTURED = "captured"
+    """Compiled, recorded as a CUDA graph, and replayed."""
+    COMPILED = "compiled"
+    EAGER = "eager"
+
+
+@runtime_checkable
+class TrainingStep(Protocol):
+    """The protocol of the three kinds of steps."""
+
+    @property
+    def mode(self) -> StepMode:
+        """How most batches run."""
+
+    @property
+    def obstacle(self) -> str:
+        """Why steps of this kind cannot be used, as a sentence; empty where they can."""
+
+    def learn(self, batch: Batch, place: Place, complete: bool) -> StepResult:
+        """Add the gradients of a batch; where it completes a step, update the parameters."""
+
+    def shrink(self, error: Exception) -> bool:
+        """Undo a step that ran out of memory, so that the next attempt takes less; False where none can."""
+
+
+def choose_step(steps: Sequence[TrainingStep]) -> tuple[TrainingStep, str]:
+    """The first of some kinds of steps that can be used, fastest first, and why it is not a faster one.
+
+    The last one can always be used; the reason is empty for the first.
+    """
+    reason = ""
+    for step in steps:
+        if not step.obstacle:
+            break
+        reason = step.obstacle
+    return step, reason
+
+
+class EagerStep:
+    """A step that runs eagerly, and what all kinds of steps share; ``Step`` describes the arguments."""
+
+    mode = StepMode.EAGER
+    obstacle = ""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        optimizer: torch.optim.Optimizer,
+        num_samples: int,
+        clip_norm: float | None,
+        precision: Precision,
+        processes: Processes,
+    ) -> None:
+        self.model, self.optimizer, self.num_samples, self.clip_norm = model, optimizer, num_samples, clip_norm
+        self.precision, self.processes = precision, processes
+        self.device = next(model.parameters()).device
+        self.loss_of: Callable[[BatchContext], Loss] = partial(BatchContext.loss_of, objective=objective)
+        if isinstance(objective, BatchObjective) and type(objective).__call__ is BatchObjective.__call__:
+            self.loss_of = objective.compute
+        self._attack = objective.attack_inputs if isinstance(objective, AttackingObjective) else None
+        self._takes_parts = "num_parts" in inspect.signature(objective).parameters
+        self.layout = Layout(model, optimizer)
+        self.monitor = LossMonitor(self.device, optimizer)
+        self.num_rows = 0
+        self._statistics = TensorSnapshot(model, ())
+
+    def learn(self, batch: Batch, place: Place, complete: bool) -> StepResult:
+        """Add the gradients of a batch; where it completes a step, update the parameters."""
+        if self.num_samples > 1:
+            self.keep_statistics()
+        self.drop_gradients()
+        with rounding_products(self.precision):
+            if len(batch.targets):
+                with computing_in(self.precision, self.device):
+                    loss = self.loss_of(self.context(batch, place))
+            else:  # other processes have all rows of this batch
+                zero = torch.zeros((), device=self.device)
+                loss = Loss(zero, zero, {}, None)
+            return self.finish(batch, loss, metric_sums(loss, batch.targets), complete)
+
+    def shrink(self, error: Exception) -> bool:
+        """Undo a step that ran out of memory, and halve the draws at a time; False where there is only one."""
+        if self.num_samples == 1 or not self.undo():
+            return False
+        if not shrink_chunks(self.model):
+            raise torch.OutOfMemoryError(
+                "a step of training ran out of memory with one draw at a time; try a smaller batch_size, or more of "
+                "accumulate"
+            ) from error
+        return True
+
+    def keep_statistics(self) -> None:
+        """Copy the buffers that a forward may change: not masks of removed weights, nor centres of priors."""
+        moving = [
+            (path, name)
+            for path, name in statistics_of(self.model)
+            if name not in getattr(self.model.get_submodule(path), "dubio_constant_buffers", ())
+        ]
+        self._statistics = TensorSnapshot(self.model, moving)
+
+    def undo(self) -> bool:
+        """Undo a failed attempt; False where gradients of other batches would get lost, or the update has begun."""
+        if self.num_rows:
+            return False
+        self.drop_gradients()
+        self._statistics.put_back(self.model)
+        return True
+
+    def drop_gradients(self) -> None:
+        """Drop all gradients where a step begins; those of parameters that are not updated would accumulate."""
+        if not self.num_rows:
+            for parameter in (*self.model.parameters(), *self._updated()):
+                parameter.grad = None
+
+    def context(self, batch: Batch, place: Place, through: Callable[[Any], Any] = as_it_is) -> BatchContext:
+        """The batch as an objective sees it, attacked where the objective attacks."""
+        attacked = None
+        if self._attack is not None:
+            attacked = self._attack(self.model, batch.inputs, batch.targets, through)
+        place = place if self._takes_parts else place._replace(num_parts=1)
+        data = batch.inputs, batch.targets, self.num_samples, batch.weight
+        return BatchContext(self.model, *data, *place, attacked=attacked)
+
+    def finish(
+        self, batch: Batch, loss: Loss, sums: Tensor, complete: bool, through: Callable[[Any], Any] = as_it_is
+    ) -> StepResult:
+        """The backward pass and, where the batch completes a step, the update.
+
+        Where several batches or processes share a step, each counts by its rows, and the sum is divided once.
+        """
+        total, rows, on_gpu = loss.total, len(batch.targets), self.device.type == "cuda"
+        is_shared = not complete or self.num_rows > 0 or self.processes.count > 1
+        if not on_gpu and not math.isfinite(value := total.item()):
+            raise BrokenLossError(value, culprit_of(self.model, batch.inputs, loss.nll), self.monitor.num_steps)
+        terms = {name: term.detach() for name, term in loss.terms.items()}
+        result = StepResult(Loss(total.detach(), loss.nll.detach(), terms, loss.log_probs), sums)
+        if rows:
+            (total * rows if is_shared else total).backward()
+        self.monitor.watch(total, through)
+        if complete and is_shared:
+            self._average_gradients(self.num_rows + rows)
+        if not (on_gpu and torch.cuda.is_current_stream_capturing()):  # what a CUDA graph records is not done yet
+            self.num_rows = max(self.num_rows + rows, 1)  # from here on the step cannot be repeated
+        if complete:
+            if self.clip_norm is not None:
+                nn.utils.clip_grad_norm_(self._updated(), self.clip_norm)
+            self.monitor.attach(self.optimizer)
+            self.optimizer.step()
+            self.num_rows = 0
+        return result
+
+    def _average_gradients(self, rows: int) -> None:
+        """Divide the sum of gradients over the rows of all processes by their number."""
+        trained = list(dict.fromkeys((*self.model.parameters(), *self._updated())))  # an objective may have parameters
+        count = self.processes.sum_gradients(trained, rows)
+        for parameter in trained:
+            if parameter.grad is not None:
+                parameter.grad /= count
+
+    def _updated(self) -> list[nn.Parameter]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+
+class CompiledStep:
+    """A step whose loss is compiled for batches of one shape.
+
+    Args:
+        eager: runs batches of other shapes, and all batches once compiled code has failed.
+        is_required: whether an error is raised where a step cannot be compiled or recorded.
+    """
+
+    def __init__(self, eager: EagerStep, is_required: bool) -> None:
+        self.eager, self.is_required = eager, is_required
+        self.obstacle = ""
+        self.shapes = Shapes()
+        self.fits = False
+        """Whether the present batch is one for compiled code."""
+        self.is_proven = False
+        """Whether compiled code has completed a batch, backward pass included."""
+        self._code: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+    @property
+    def mode(self) -> StepMode:
+        """How most batches run."""
+        return StepMode.EAGER if self.shapes.differ else StepMode.COMPILED
+
+    def notice(self, batch: Batch) -> None:
+        """Count a batch by its shape, and decide whether it is one for compiled code."""
+        self.fits = False
+        if self.obstacle or not len(batch.targets):
+            return
+        self._check_memory(batch)
+        self.eager.layout.lay_out(batch.inputs)
+        shape = signature((batch.inputs, batch.targets, batch.weight))
+        if self.shapes.notice(shape):
+            self.reset()
+        # Code that may fail is first used where no gradients of other batches would get lost.
+        self.fits = shape == self.shapes.chosen and (self.is_proven or not self.eager.num_rows)
+
+    def learn(self, batch: Batch, place: Place, complete: bool) -> StepResult:
+        """Learn from a batch by compiled code; eagerly where that is for another shape, or fails the first time."""
+        if self.obstacle or not self.fits:
+            return self.eager.learn(batch, place, complete)
+        self.eager.keep_statistics()
+        step = partial(self.run, batch.inputs, batch.targets, batch.weight, place, complete)
+        if self.is_proven:
+            return step()
+        result, failure = self.try_out(step, batch, place)
+        if result is None:
+            self.give_up(f"the compiler gave up: {failure}")
+            return self.eager.learn(batch, place, complete)
+        return result
+
+    def try_out(self, step: Callable[[], StepResult], batch: Batch, place: Place) -> tuple[StepResult | None, str]:
+        """The result of a step, or why it fails; errors that the batch causes, or an eager step too, are raised."""
+        try:
+            return step(), ""
+        except NOT_OF_COMPILER:
+            raise
+        except Exception as error:
+            if self.is_required:
+                self.eager.loss_of(self.eager.context(batch, place))
+                raise
+            if not self.eager.undo():
+                raise
+            return None, first_line(error)
+
+    def run(self, inputs: Any, targets: Tensor, weight: Tensor | None, place: Place, complete: bool) -> StepResult:
+        """Learn from a batch by compiled code."""
+        eager, batch = self.eager, Batch(inputs, targets, weight)
+        eager.drop_gradients()
+        with rounding_products(eager.precision):
+            with computing_in(eager.precision, eager.device), warnings.catch_warnings():
+                # A user cannot act on the warnings of the compiler.
+                warnings.filterwarnings("ignore", module=r"torch\._(inductor|dynamo|functorch)")
+                context = eager.context(batch, in_tensors(place, eager.device), self.through)
+                total, nll, terms, log_probs, sums = self.through(compute)(eager.loss_of, context)
+            result = eager.finish(batch, Loss(total, nll, terms, log_probs), sums, complete, self.through)
+        self.is_proven = True
+        return result
+
+    def shrink(self, error: Exception) -> bool:
+        """Undo a step that ran out of memory; one that was compiled runs eagerly from now on."""
+        if self.obstacle or not self.fits:
+            return self.eager.shrink(error)
+        if self.is_required or not self.eager.undo():
+            return False
+        self.give_up("all draws at once ran out of memory")
+        return True
+
+    def give_up(self, obstacle: str) -> None:
+        """Run eagerly from now on."""
+        self.obstacle = obstacle
+        self.reset()
+        self.eager.layout.undo()  # only compiled code needs it, and it may be the cause
+
+    def reset(self) -> None:
+        """Drop compiled code."""
+        self._code.clear()
+        self.is_proven = False
+
+    def through(self, function: F) -> F:
+        """Return the compiled function; it is compiled at the first call."""
+        if function not in self._code:
+            self._code[function] = compiled(function, self.eager.device)
+        return cast(F, self._code[function])
+
+    def _check_memory(self, batch: Batch) -> None:
+        """Give up where a memory limit needs fewer draws at a time: compiled ones run all at once."""
+        model, draws = self.eager.model, self.eager.num_samples
+        if STATE.own.settings.memory is None or draws == 1 or self.shapes.chosen is not None:
+            return
+        planned = plan(model, batch.inputs, draws, gradients=True, collecting=("divergence", "penalty"))
+        if planned.chunk < draws or planned.recompute:
+            if self.is_required:
+                raise ValueError(f"fast must be 'auto' or False under this memory limit: {planned.reason}")
+            self.give_up("the memory limit leaves no room for all draws at once")
+
+
+class CapturedStep:
+    """A compiled step that is recorded as a CUDA graph, with its update, for batches of one shape.
+
+    Args:
+        compiled: runs what the recording does not follow, and everything once a recording has failed.
+        obstacle: why steps cannot be recorded; empty where they can.
+    """
+
+    def __init__(self, compiled: CompiledStep, obstacle: str) -> None:
+        self.compiled, self.eager = compiled, compiled.eager
+        self.recording: Recording | None = None
+        self._obstacle = ""
+        self._shape: tuple[Any, ...] | None = None
+        """The shape of batches that was chosen when the recording was made."""
+        if obstacle:
+            self.give_up(obstacle)
+        else:
+            optimizers.make_capturable(self.eager.optimizer, self.eager.device)
+
+    @property
+    def mode(self) -> StepMode:
+        """How most batches run."""
+        is_recorded = self.recording is not None and self.recording.is_ready
+        return StepMode.CAPTURED if is_recorded and not self.compiled.shapes.differ else self.compiled.mode
+
+    @property
+    def obstacle(self) -> str:
+        """Why steps cannot be recorded; empty where they can."""
+        return self._obstacle or self.compiled.obstacle
+
+    def learn(self, batch: Batch, place: Place, complete: bool) -> StepResult:
+        """Replay or record the whole step; batches of another shape, and frozen noise, are handed on."""
+        if not complete and not self.obstacle:
+            self.give_up("several batches make up a step")
+        values = (batch.inputs, batch.targets, batch.weight, in_tensors(place, self.eager.device))
+        is_whole = complete and self.compiled.fits and not self.eager.num_rows
+        recording = self._recording_for(values) if is_whole and not self.obstacle else None
+        if recording is None:
+            return self.compiled.learn(batch, place, complete)
+        recording.read(values)
+        if recording.is_ready:
+            return recording()
+        self.eager.keep_statistics()
+        result, failure = self.compiled.try_out(recording, batch, place)
+        if result is not None and recording.replaced:
+            self.give_up(f"every step puts another tensor in place of {recording.replaced}")
+        if result is not None:
+            return result
+        if self.compiled.is_proven:
+            self.give_up(f"the recording failed: {failure}")
+        else:
+            self.compiled.give_up(f"the compiler gave up: {failure}")
+        return self.compiled.learn(batch, place, complete)
+
+    def shrink(self, error: Exception) -> bool:
+        """Undo a step that ran out of memory; one that was compiled or recorded runs eagerly from now on."""
+        return self.compiled.shrink(error)
+
+    def give_up(self, obstacle: str) -> None:
+        """Do without a recording from now on; raises where it is required."""
+        if self.compiled.is_required:
+            raise ValueError(f"fast must be 'auto' or False here: the step cannot be recorded, since {obstacle}")
+        self._obstacle, self.recording = obstacle, None
+
+    def _recording_for(self, values: tuple[Any, ...]) -> Recording | None:
+        """The recording for a batch, which may be a new one; None where the present one does not fit."""
+        settings = STATE.own.settings
+        if settings.seed is not None:  # replays would have one seed
+            return None
+        if self._shape != self.compiled.shapes.chosen or (self.recording is not None and self.recording.is_outdated):
+            self.recording = None  # before another one is made
+        model, optimizer, device = self.eager.model, self.eager.optimizer, self.eager.device
+        if self.recording is None or not optimizers.is_fused(optimizer):
+            # Again: a user may have loaded a state, or set a rate.
+            optimizers.make_capturable(optimizer, device)
+        circumstances = (settings.mode, settings.antithetic, settings.estimator, settings.memory)
+        if self.recording is None:
+            work, first = partial(self.compiled.run, complete=True), self.eager.layout.of(values)
+            self.recording = Recording(work, first, circumstances, model, optimizer, device)
+            self._shape = self.compiled.shapes.chosen
+        elif not self.recording.fits(values, circumstances):
+            return None
+        return self.recording
 
 
 class Step:
@@ -112,70 +493,57 @@ class Step:
         if not isinstance(fast, bool) and fast != "auto":
             raise ValueError(f"fast must be True, False or 'auto', got {fast!r}")
         self.model, self.objective, self.optimizer = model, objective, optimizer
-        self.num_samples, self.clip_norm, self.precision, self.fast = num_samples, clip_norm, precision, fast
-        self.processes = processes
-        self.device = next(model.parameters()).device
-        self._batch_loss = BatchLoss(model, objective, precision)
-        self.num_rows = 0
-        """Examples whose gradients wait for the update."""
-        self._reason = ""
-        on_gpu = self.device.type == "cuda"
-        self._compile = fast is True or (fast == "auto" and on_gpu)
-        limited = STATE.own.settings.memory is not None  # compiled steps run all draws at once
-        on_trial = fast == "auto" and not on_gpu and processes.count == 1 and not limited
-        # Eager draws of batch norm run in a loop; compiled ones are mapped and share the statistics of a batch.
-        on_trial = on_trial and not (num_samples > 1 and any(isinstance(part, _BatchNorm) for part in model.modules()))
-        self._trial = CompileTrial(num_steps) if on_trial and num_steps else None
+        self._eager = EagerStep(model, objective, optimizer, num_samples, clip_norm, precision, processes)
+        self._compiled = CompiledStep(self._eager, is_required=fast is True)
+        self._captured: CapturedStep | None = None
+        self._trial: CompileTrial | None = None
         self.settled: bool | None = None
         """Whether a trial on a CPU has decided for compiled steps; None before it, and where there is no trial."""
+        kinds: list[TrainingStep] = [self._eager]
+        if fast is True or (fast and self._eager.device.type == "cuda"):
+            kinds.insert(0, self._compiled)
+        if fast and self._eager.device.type == "cuda":
+            self._captured = CapturedStep(self._compiled, why_not_captured(objective, optimizer, processes))
+            kinds.insert(0, self._captured)
+        elif fast == "auto" and num_steps and processes.count == 1 and may_try_compiled(model, num_samples):
+            self._trial = CompileTrial(num_steps)
+        self._use(kinds)
         self.draws_itself = False
         """Whether steps draw from torch's global generators, as ordinary dropout does; determined by the first step."""
         self._is_watched = True
         self._is_announced = False
-        self._completed: set[tuple[Any, ...]] = set()
-        """Variants of the step that have completed once, backward pass included."""
-        self._shapes = Shapes()
-        self._statistics = TensorSnapshot(model, ())
         self._last = Batch(None, torch.empty(0, device="cpu"))
         self._checked_at = 0.0
-        self._recording: Recording | None = None
-        self._capture = on_gpu and self._compile and not self._why_not_captured()
-        if self._capture:
-            optimizers.make_capturable(optimizer, self.device)
-        self._layout = Layout(model, optimizer)
-        self._monitor = LossMonitor(self.device, optimizer)
-        self._is_updating = False
-        """Whether the update has begun: a step cannot be repeated then."""
+
+    def _use(self, kinds: Sequence[TrainingStep]) -> None:
+        self._kinds = kinds
+        self._step, self._reason = choose_step(kinds)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Metrics that ``StepResult.sums`` holds after the number of examples."""
-        return self._batch_loss.names
+    def num_rows(self) -> int:
+        """Examples whose gradients wait for the update."""
+        return self._eager.num_rows
 
     @property
-    def mode(self) -> str:
-        """How most steps run: ``captured``, ``compiled`` or ``eager``."""
-        if self._is_recorded and not (self._compile and self._shapes.differ):
-            return "captured"
-        return "compiled" if self._compile and not self._shapes.differ else "eager"
+    def mode(self) -> StepMode:
+        """How most steps run."""
+        return self._step.mode
 
     @property
     def reason(self) -> str:
-        """Why steps do not run in a faster mode; empty where nothing prevents it."""
-        return "most batches have other shapes" if self._compile and self._shapes.differ else self._reason
-
-    @property
-    def _is_recorded(self) -> bool:
-        return self._recording is not None and self._recording.is_ready
+        """Why steps do not run in a faster mode, as a sentence; empty where nothing prevents it."""
+        differ = self._step is not self._eager and self._compiled.shapes.differ
+        return "most batches have other shapes" if differ else self._reason
 
     @property
     def capture_seconds(self) -> float:
         """Duration of compiling and recording."""
-        return self._recording.captured.seconds if self._recording is not None else 0.0
+        recording = None if self._captured is None else self._captured.recording
+        return 0.0 if recording is None else recording.captured.seconds
 
     def message(self) -> str:
         """A message about the mode of steps, once it is decided; empty before that and at later calls."""
-        if self._is_announced or not (self._is_recorded or self.reason):
+        if self._is_announced or not (self.reason or self.mode == StepMode.CAPTURED):
             return ""
         self._is_announced = True
         if self.reason:
@@ -183,9 +551,10 @@ class Step:
         return f"compiled and recorded the step in {self.capture_seconds:.1f} s"
 
     def settle(self, compiled: bool | None) -> None:
-        """Apply the decision of an earlier trial; None leaves it open."""
+        """Apply the decision of a trial; None leaves it open."""
         if compiled is not None and self._trial is not None:
-            self._compile, self.settled, self._trial = compiled, compiled, None
+            self.settled, self._trial = compiled, None
+            self._use([self._compiled, self._eager] if compiled or self._compiled.obstacle else [self._eager])
 
     def __call__(
         self,
@@ -207,24 +576,25 @@ class Step:
     @property
     def is_in_place(self) -> bool:
         """Whether parameters and buffers are where the step left them: a recording uses no others."""
-        return not self._layout.identity.moved
+        return not self._eager.layout.identity.moved
 
     def restart(self) -> None:
         """Reset the optimizer and the counts for the next run of the network; compiled code and recording are kept."""
         optimizers.reset_state(self.optimizer)
-        self._monitor.restart()
-        self.num_rows = 0
-        if self._recording is not None:
-            self._recording.captured.seconds = 0.0
+        self._eager.monitor.restart()
+        self._eager.num_rows = 0
+        if self._captured is not None and self._captured.recording is not None:
+            self._captured.recording.captured.seconds = 0.0
 
     def record_again(self) -> None:
         """Drop the recording, after a change that it does not follow, such as an attribute of a module."""
-        self._recording = None
+        if self._captured is not None:
+            self._captured.recording = None
 
     def close(self) -> None:
         """Drop compiled code and the recording; ``mode`` and ``capture_seconds`` are then those of a new step."""
-        self._recording = None
-        self._batch_loss.reset()
+        self.record_again()
+        self._compiled.reset()
 
     def learn(self, batch: Batch, place: Place, complete: bool = True) -> StepResult:
         """Add the gradients of a batch; where it completes a step, update the parameters.
@@ -232,29 +602,24 @@ class Step:
         A step that runs out of memory before its update is repeated with fewer draws at a time, and one whose
         compiled code fails is repeated eagerly.
         """
-        self._last = batch
-        if len(batch.targets):
-            self._check_memory(batch)
-            if self._compile:
-                self._layout.lay_out(batch.inputs)
-        while True:
-            waiting, self._is_updating = self.num_rows, False
-            if not self._is_recorded:
-                self._statistics = TensorSnapshot(self.model, statistics_of(self.model))
-            try:
-                with self._numbers():
-                    result = self._learn(batch, place, complete)
-                self._completed.add(self._variant)
-                return result
-            except Exception as error:
-                if waiting or self._is_updating or not self._can_repeat(error):
-                    raise
-                message = "" if is_out_of_memory(error) else first_line(error)
-            # Outside of the handler, whose traceback keeps the tensors of the failed step alive.
-            self._prepare_repeat(message)
+        self._last, step = batch, self._step
+        trial = self._trial if complete and not self.num_rows else None
+        if trial is not None and trial.compiled_next:
+            step = self._compiled
+        if trial is not None or step is not self._eager:
+            self._compiled.notice(batch)
+        began = time.perf_counter()
+        with self._numbers(step):
+            result = with_less_memory(partial(step.learn, batch, place, complete), step.shrink)
+        if trial is not None:
+            trial.note(time.perf_counter() - began)
+            self.settle(False if step.obstacle else trial.choice)
+        if self._step.obstacle:
+            self._use(self._kinds)
+        return result
 
     @contextmanager
-    def _numbers(self) -> Iterator[None]:
+    def _numbers(self, step: TrainingStep) -> Iterator[None]:
         """Draw from the generators of the run in a step, also where its code draws from torch's global generators.
 
         Compiled code always does. Whether a network, an objective or an optimizer does is observed in the first step,
@@ -263,8 +628,8 @@ class Step:
         stream = STATE.own.stream
         if stream is None or stream.is_lent:
             yield
-        elif self._compile or self.draws_itself or (self._trial is not None and self._trial.compiled_next):
-            with stream.lent(self.device):
+        elif step is not self._eager or self.draws_itself:
+            with stream.lent(self._eager.device):
                 yield
         elif self._is_watched:
             with Watch() as watch:
@@ -278,216 +643,37 @@ class Step:
             self._is_watched = any(not torch.equal(*pair) for pair in zip(self._global_states(), before, strict=True))
 
     def _global_states(self) -> list[Tensor]:
-        return [default_generator(device).get_state() for device in {torch.device("cpu"), self.device}]
-
-    def _learn(self, batch: Batch, place: Place, complete: bool) -> StepResult:
-        if not complete and self._capture:
-            self._give_up_recording("several batches make up a step")
-        if len(batch.targets) and self._shapes.notice(signature((batch.inputs, batch.targets, batch.weight))):
-            self.close()
-        is_whole = complete and self.num_rows == 0
-        if is_whole and self._capture and (result := self._learn_captured(batch, place)) is not None:
-            return result
-        with rounding_products(self.precision):
-            trial = self._trial if is_whole else None
-            if trial is not None:
-                self._compile = trial.compiled_next
-            began = time.perf_counter()
-            result = self._add_gradients(batch, place)
-            if complete:
-                self._update()
-            if trial is not None:
-                trial.note(time.perf_counter() - began)
-                self.settle(trial.choice)
-        return result
-
-    def _trained(self) -> list[nn.Parameter]:
-        """All parameters that get gradients, each once: an objective may have some of its own."""
-        return list(dict.fromkeys((*self.model.parameters(), *self._updated())))
-
-    def _updated(self) -> list[nn.Parameter]:
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-
-    def _drop_gradients(self) -> None:
-        """Drop all gradients; those of parameters that are not updated would accumulate."""
-        for parameter in self._trained():
-            parameter.grad = None
-
-    def _update(self) -> None:
-        """Divide the sum of gradients over the rows of all processes by their number, and update."""
-        trained = self._trained()
-        rows = self.processes.sum_gradients(trained, self.num_rows)
-        for parameter in trained:
-            if parameter.grad is not None:
-                parameter.grad /= rows
-        self._apply_gradients()
-        self.num_rows = 0
-
-    def _apply_gradients(self) -> None:
-        """Clip the gradients, and update."""
-        self._is_updating = True
-        if self.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._updated(), self.clip_norm)
-        self._monitor.attach(self.optimizer)
-        self.optimizer.step()
-
-    @property
-    def _variant(self) -> tuple[Any, ...]:
-        """The code that runs: compiled for a shape, or eager."""
-        return (self._compile, self._shapes.chosen if self._compile else None)
-
-    def _check_memory(self, batch: Batch) -> None:
-        """Fall back to eager steps where a memory limit needs fewer draws at a time: compiled ones run all at once."""
-        limited = STATE.own.settings.memory is not None and self.num_samples > 1
-        if not (limited and self._compile) or self._shapes.chosen is not None:
-            return
-        planned = plan(self.model, batch.inputs, self.num_samples, gradients=True, collecting=("divergence", "penalty"))
-        if planned.chunk < self.num_samples or planned.recompute:
-            if self.fast is True:
-                raise ValueError(f"fast must be 'auto' or False under this memory limit: {planned.reason}")
-            self._fall_back("eager", "the memory limit leaves no room for all draws at once")
-
-    def _can_repeat(self, error: Exception) -> bool:
-        """Whether a failed step may be repeated with less memory or eagerly."""
-        if is_out_of_memory(error):
-            return self.fast is not True if self._compile else self.num_samples > 1
-        is_final = isinstance(error, BrokenLossError | LostProcessError)
-        return self._compile and self._variant not in self._completed and self.fast is not True and not is_final
-
-    def _prepare_repeat(self, message: str) -> None:
-        self.num_rows = 0
-        self._drop_gradients()
-        self._statistics.put_back(self.model)
-        if self._compile:
-            reason = f"the compiler gave up: {message}" if message else "all draws at once ran out of memory"
-            self._fall_back("eager", reason)
-            free_memory()
-        elif not shrink_chunks(self.model):
-            raise torch.OutOfMemoryError(
-                "a step of training ran out of memory with one draw at a time; try a smaller batch_size, or more of "
-                "accumulate"
-            )
+        return [default_generator(device).get_state() for device in {torch.device("cpu"), self._eager.device}]
 
     def is_check_due(self) -> bool:
         """Whether to call ``check``: always on a CPU, which has no queue to wait for."""
         now = time.perf_counter()
-        if self.device.type == "cuda" and now - self._checked_at < CHECK_EVERY:
+        if self._eager.device.type == "cuda" and now - self._checked_at < CHECK_EVERY:
             return False
         self._checked_at = now
         return True
 
     def check(self) -> None:
         """Raise where a step since the last check had a loss that is not finite; waits for the device."""
-        if (broken := self._monitor.first_broken()) is not None:
+        if (broken := self._eager.monitor.first_broken()) is not None:
             value, num_steps = broken
-            culprit = culprit_of(self.model, self._last.to(self.device).inputs, torch.tensor(value))
+            culprit = culprit_of(self.model, self._last.to(self._eager.device).inputs, torch.tensor(value))
             raise BrokenLossError(value, culprit, num_steps)
 
-    def _add_gradients(self, batch: Batch, place: Place) -> StepResult:
-        """Backward pass of the loss times its rows: batches of a step count by them, and the sum is divided once."""
-        if self.num_rows == 0:
-            self._drop_gradients()
-        rows = len(batch.targets)
-        if rows == 0:  # other processes have all rows of this batch
-            zero = torch.zeros((), device=self.device)
-            self._monitor.watch(zero, as_it_is)
-            return StepResult(Loss(zero, zero, {}, None), zero.double().expand(1 + len(self.names)))
-        loss, sums = self._loss(batch, place)
-        if self.device.type != "cuda" and not bool(torch.isfinite(loss.total)):
-            culprit = culprit_of(self.model, batch.inputs, loss.nll)
-            raise BrokenLossError(loss.total.item(), culprit, self._monitor.num_steps)
-        (loss.total * rows).backward()
-        self.num_rows += rows
-        self._monitor.watch(loss.total, as_it_is)
-        return StepResult(without_graph(loss), sums)
 
-    def _loss(self, batch: Batch, place: Place) -> StepResult:
-        """The loss and its sums, by compiled code where that is possible."""
-        shapes = signature((batch.inputs, batch.targets, batch.weight))
-        if not self._compile or shapes != self._shapes.chosen:  # other shapes would be compiled again
-            return self._batch_loss.eager(batch, place, self.num_samples)
-        try:
-            return self._batch_loss.compiled(batch, place, self.num_samples)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            self._layout.undo()  # only compiled code needs it, and it may be the cause
-            self._statistics.put_back(self.model)
-            result = self._batch_loss.eager(batch, place, self.num_samples)  # raises errors that the batch causes
-            if self.fast is True:
-                raise
-            self._fall_back("eager", f"the compiler gave up: {first_line(error)}")
-            return result
+def why_not_captured(objective: Objective, optimizer: torch.optim.Optimizer, processes: Processes) -> str:
+    """Why steps cannot be recorded; empty where they can."""
+    if isinstance(objective, AttackingObjective) and not objective.attack.is_capturable:
+        return f"{type(objective.attack).__name__} asks for values while it runs, or has a seed of its own"
+    return "several processes share each step" if processes.count > 1 else optimizers.why_not_capturable(optimizer)
 
-    def _learn_captured(self, batch: Batch, place: Place) -> StepResult | None:
-        """Replay or record the whole step; None where the batch has another shape, or recording fails."""
-        values = (batch.inputs, batch.targets, batch.weight, self._batch_loss.in_tensors(place))
-        if signature(values[:3]) != self._shapes.chosen or STATE.own.settings.seed is not None:  # replays have one seed
-            return None
-        if self._recording is not None and self._recording.is_outdated:
-            self._recording = None  # before another one is made
-        if self._recording is None or not optimizers.is_fused(self.optimizer):
-            # Again: a user may have loaded a state, or set a rate.
-            optimizers.make_capturable(self.optimizer, self.device)
-        settings = STATE.own.settings
-        noise = (settings.mode, settings.antithetic, settings.estimator, settings.memory)
-        circumstances = (*noise, self.clip_norm, self.num_samples)
-        if self._recording is None:
-            this: Any = weakref.proxy(self)  # the recording is held by this object, and must not keep it alive
-            laid_out, work = self._layout.of(values), partial(Step._whole_step, this)
-            self._recording = Recording(work, laid_out, circumstances, self.model, self.optimizer, self.device)
-        elif not self._recording.fits(values, circumstances):
-            return None
-        recording = self._recording  # the step may give it up while it is recorded
-        recording.read(values)
-        try:
-            # A replay rounds as its recording did; setting the precision takes as long as the launch.
-            with nullcontext() if recording.is_ready else rounding_products(self.precision):
-                result = recording()
-        except RuntimeError as error:
-            if self.fast is True or is_out_of_memory(error):
-                raise
-            self._statistics.put_back(self.model)
-            self._fall_back("compiled", f"its recording failed: {first_line(error)}")
-            return None
-        if recording.replaced:
-            self._give_up_recording(f"every step puts another tensor in place of {recording.replaced}")
-        return result
 
-    def _give_up_recording(self, reason: str) -> None:
-        self._refuse_if_required(reason)
-        self._fall_back("compiled", reason)
-
-    def _whole_step(self, inputs: Any, targets: Tensor, weight: Tensor | None, place: Place) -> StepResult:
-        self._drop_gradients()
-        loss, sums = self._loss(Batch(inputs, targets, weight), place)
-        loss.total.backward()
-        self._monitor.watch(loss.total, self._batch_loss.through if self._compile else as_it_is)
-        self._apply_gradients()
-        return StepResult(without_graph(loss), sums)
-
-    def _why_not_captured(self) -> str:
-        self._reason = optimizers.why_not_capturable(self.optimizer)
-        if self.processes.count > 1:
-            self._reason = "several processes share it"
-        if isinstance(self.objective, AttackingObjective) and not self.objective.attack.is_capturable:
-            attack = type(self.objective.attack).__name__
-            self._reason = f"{attack} asks for values while it runs, or has a seed of its own"
-        self._refuse_if_required(self._reason)
-        return self._reason
-
-    def _refuse_if_required(self, reason: str) -> None:
-        if reason and self.fast is True:
-            raise ValueError(f"fast must be 'auto' or False here: the step cannot be recorded, since {reason}")
-
-    def _fall_back(self, mode: Literal["compiled", "eager"], reason: str) -> None:
-        self._capture, self._reason = False, reason
-        self._compile = mode == "compiled"
-        self._recording = None
-        if self._trial is not None:
-            self.settled, self._trial = self._compile, None
-        if not self._compile:
-            self._layout.undo()
+def may_try_compiled(model: nn.Module, num_samples: int) -> bool:
+    """Whether a trial may choose compiled steps: where they keep within memory, and give the numbers of eager ones."""
+    if STATE.own.settings.memory is not None:  # compiled steps run all draws at once
+        return False
+    # Eager draws of batch norm run in a loop; compiled ones are mapped and share the statistics of a batch.
+    return num_samples == 1 or not any(isinstance(part, _BatchNorm) for part in model.modules())
 
 
 class StepCache:

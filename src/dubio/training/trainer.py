@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -34,7 +34,7 @@ from dubio.likelihoods import Gaussian, likelihood_of, match_shape, observation_
 from dubio.nn import num_trained
 from dubio.objectives import Objective
 from dubio.training import checkpoints
-from dubio.training.batch_loss import Place
+from dubio.training.batch_loss import Place, StepResult, metric_names
 from dubio.training.callbacks import Callback, Display, FitResult, Interrupted
 from dubio.training.checkpoints import CheckpointError, TrainState, write_checkpoint
 from dubio.training.diagnosis import BrokenLossError, warn_of_collapse, what_is_not_finite
@@ -120,8 +120,8 @@ class Trainer:
     _num_classes: int | None = None
     _sums: Tensor | None = None
     """Sums over the examples since they were last gathered, on the device."""
-    _first_step: int = 0
-    """The step at which this run started or was resumed."""
+    _metrics: tuple[str, ...] = ()
+    """The names of the sums after the number of examples."""
     _previous: Path | None = None
     """The checkpoint that was written last, or that the run was resumed from."""
 
@@ -133,6 +133,25 @@ class Trainer:
 
     def run(self, interrupted: threading.Event, display: Display) -> FitResult:
         """Train all epochs, from the start or from the checkpoint."""
+        with self._opened():
+            state = self._state
+            began = time.perf_counter() - state.seconds
+            while not self._is_over():
+                for batch, last in self._remaining_batches():
+                    batch = batch.to(self.config.device)
+                    place = self._begin_batch(batch)
+                    complete = (state.batch + 1) % self.config.accumulate == 0 or last
+                    self._finish_batch(batch, self.step.learn(batch, place, complete), complete, last, display)
+                    if complete and self._is_interrupted(interrupted):  # between two steps
+                        state.seconds = time.perf_counter() - began
+                        self._stop()
+                state.seconds = time.perf_counter() - began
+                self._finish_epoch(display)
+            return self._end()
+
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        """The run between its preparation and its end, with errors that say where it ended."""
         self.processes.broadcast(self.model)
         if self.processes.count > 1:
             self._check_agreement()
@@ -140,39 +159,26 @@ class Trainer:
             if self.config.folder is not None:
                 self.processes.by_writer(lambda: lock.enter_context(locked(self.folder)))
             self._start()
+            state = self._state
+            first_step = state.step
+            self.step.settle(state.compiled)
+            self.model.train()
             try:
-                return self._run(interrupted, display)
+                yield
             except LostProcessError as error:
-                place = f"step {self._state.step + 1} of epoch {self._state.epoch + 1}"
+                place = f"step {state.step + 1} of epoch {state.epoch + 1}"
                 raise LostProcessError(f"training ended at {place}: {error}{self._kept()}") from error
+            except BrokenLossError as error:
+                step = state.step + 1
+                if self.config.device.type == "cuda" and self.config.accumulate == 1:  # noticed some steps later
+                    step = first_step + error.num_steps + 1
+                place = f"step {step} of epoch {state.epoch + 1}"
+                raise FloatingPointError(
+                    f"loss is {error.value} at {place}, from {error.culprit}{self._kept()}"
+                ) from error
             finally:
                 if not self.keep_step:
                     self.step.close()
-
-    def _run(self, interrupted: threading.Event, display: Display) -> FitResult:
-        state = self._state
-        self._first_step = state.step
-        self.step.settle(state.compiled)
-        self.model.train()
-        began = time.perf_counter() - state.seconds
-        while not self._is_over():
-            for batch, last in self._remaining_batches():
-                complete = self._learn_from(batch, last, display)
-                if complete and self._is_interrupted(interrupted):  # between two steps
-                    state.seconds = time.perf_counter() - began
-                    self._stop()
-            state.seconds = time.perf_counter() - began
-            metrics = self._finish_epoch()
-            if self._improved(metrics) and self.held_out is not None:
-                self._best = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
-            self._history.append(metrics)
-            if self.config.folder is not None:
-                self.processes.by_writer(self._append_metrics)
-                self._save()
-            display.epoch(metrics)
-            for callback in self.config.callbacks:
-                callback.on_epoch(metrics)
-        return self._end()
 
     def _start(self) -> None:
         if self.config.folder is None:
@@ -290,33 +296,27 @@ class Trainer:
             yield waiting, following is None
             waiting = following
 
-    def _learn_from(self, batch: Batch, last: bool, display: Display) -> bool:
-        """Train on a batch; return whether it completed a step."""
+    def _begin_batch(self, batch: Batch) -> Place:
+        """Set the learning rates of a step that begins; return the place of the batch in the run."""
         state = self._state
-        batch = batch.to(self.config.device)
         # Only completed epochs count where the number of batches is not given.
         epochs_done = state.epoch + (state.batch / self.batches.num_batches if self.batches.num_batches else 0.0)
         if self.step.num_rows == 0:
             factor = schedule_factor(self.config.schedule, epochs_done / self.config.epochs)
             set_learning_rates(self.step.optimizer, factor)
-        complete = (state.batch + 1) % self.config.accumulate == 0 or last
-        place = Place(state.batch, self.batches.num_batches, epochs_done, batch.num_parts)
-        try:
-            loss, sums = self.step.learn(batch, place, complete)
-            state.batch += 1
-            state.step += complete
-            if len(batch.targets):
-                self._sums = sums.clone() if self._sums is None else self._sums.add_(sums)
-            if last or self.step.is_check_due():
-                self.step.check()
-                display.batch(state.epoch, state.batch, loss.total.item())
-        except BrokenLossError as error:
-            step = state.step + 1
-            if self.config.device.type == "cuda" and self.config.accumulate == 1:  # noticed some steps later
-                step = self._first_step + error.num_steps + 1
-            raise FloatingPointError(
-                f"loss is {error.value} at step {step} of epoch {state.epoch + 1}, from {error.culprit}{self._kept()}"
-            ) from error
+        return Place(state.batch, self.batches.num_batches, epochs_done, batch.num_parts)
+
+    def _finish_batch(self, batch: Batch, result: StepResult, complete: bool, last: bool, display: Display) -> None:
+        """Count a batch that was learned from, and report it."""
+        state, (loss, sums) = self._state, result
+        state.batch += 1
+        state.step += complete
+        if len(batch.targets):
+            self._sums = sums.clone() if self._sums is None else self._sums.add_(sums)
+            self._metrics = metric_names(loss)
+        if last or self.step.is_check_due():
+            self.step.check()
+            display.batch(state.epoch, state.batch, loss.total.item())
         if loss.log_probs is not None:
             self._num_classes = loss.log_probs.shape[-1]
         if message := self.step.message():
@@ -324,7 +324,6 @@ class Trainer:
         if complete:
             for callback in self.config.callbacks:
                 callback.on_step(state.step, loss)
-        return complete
 
     def _check_agreement(self) -> None:
         groups = self.step.optimizer.param_groups
@@ -347,13 +346,13 @@ class Trainer:
         """Add the sums of the devices of all processes to those of the state."""
         local: dict[str, float] = {}
         if self._sums is not None:
-            local = dict(zip(("examples", *self.step.names), self._sums.tolist(), strict=True))
+            local = dict(zip(("examples", *self._metrics), self._sums.tolist(), strict=True))
         for sums in self.processes.gather(local):
             for name, value in sums.items():
                 self._state.sums[name] = self._state.sums.get(name, 0.0) + value
         self._sums = None
 
-    def _finish_epoch(self) -> dict[str, float]:
+    def _finish_epoch(self, display: Display) -> None:
         self._gather_sums()
         state = self._state
         sums, state.sums = state.sums, {}
@@ -368,7 +367,16 @@ class Trainer:
             config = self.config
             metrics |= validate(self.model, self.held_out, config.seed, config.device, processes=self.processes)
         self.processes.together(lambda: self._check_finite(metrics))
-        return {**metrics, "seconds": round(state.seconds, 3)}
+        metrics["seconds"] = round(state.seconds, 3)
+        if self._improved(metrics) and self.held_out is not None:
+            self._best = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        self._history.append(metrics)
+        if self.config.folder is not None:
+            self.processes.by_writer(self._append_metrics)
+            self._save()
+        display.epoch(metrics)
+        for callback in self.config.callbacks:
+            callback.on_epoch(metrics)
 
     def _check_finite(self, metrics: dict[str, float]) -> None:
         if broken := what_is_not_finite(self.model, metrics):
