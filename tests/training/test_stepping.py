@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import json
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,14 +12,23 @@ import torch
 from torch import Tensor, nn
 
 import dubio
+from dubio._engine import STATE, Stream
 from dubio.attacks.gradient import APGD, PGD
 from dubio.data.batches import Batch
 from dubio.training import batch_loss
-from dubio.training.batch_loss import MOST_CHANGES, OTHERS_TO_CHANGE, Place, Shapes, metric_names
+from dubio.training.batch_loss import (
+    MOST_CHANGES,
+    OTHERS_TO_CHANGE,
+    Place,
+    Shapes,
+    StepResult,
+    metric_names,
+    metric_sums,
+)
 from dubio.training.diagnosis import BrokenLossError
 from dubio.training.optimizers import load_optimizer_state, make_capturable, match_layouts, set_learning_rates
 from dubio.training.processes import ALONE
-from dubio.training.steps import TRIALS, CapturedStep, CompileTrial, Step, why_not_captured
+from dubio.training.steps import TRIALS, CapturedStep, CompileTrial, Step, StepMode, choose_step, why_not_captured
 from networks import mlp
 
 INPUTS = torch.rand(12, 6, generator=torch.Generator().manual_seed(1))
@@ -113,6 +123,37 @@ def test_gradients_are_clipped() -> None:
     assert float(moves.detach().norm()) == pytest.approx(0.01, rel=1e-3)
 
 
+@dataclasses.dataclass
+class Kind:
+    """A kind of step as far as it is chosen."""
+
+    obstacle: str
+    mode: StepMode = StepMode.EAGER
+
+    def learn(self, batch: Batch, place: Place, complete: bool) -> StepResult:
+        raise NotImplementedError
+
+    def shrink(self, error: Exception) -> bool:
+        raise NotImplementedError
+
+
+def test_the_fastest_step_without_an_obstacle_is_chosen() -> None:
+    captured, compiled, eager = Kind("it cannot be recorded"), Kind(""), Kind("")
+    assert choose_step([captured, compiled, eager]) == (compiled, "it cannot be recorded")
+    assert choose_step([compiled, eager]) == (compiled, "")
+    compiled.obstacle = "the compiler gave up"
+    assert choose_step([captured, compiled, eager]) == (eager, "the compiler gave up")
+
+
+def test_the_mode_of_a_run_is_a_value_that_equals_its_word() -> None:
+    data = INPUTS, TARGETS
+    run = dubio.fit(make(), data, epochs=1, progress=False)
+    assert run.mode is dubio.StepMode.EAGER
+    assert run.mode == "eager"
+    assert json.dumps({"mode": run.mode}) == '{"mode": "eager"}'
+    assert f"{run.mode}" == "eager"
+
+
 def test_batches_of_another_shape_are_not_compiled_anew(traced: None) -> None:
     step = steps_of(make(), dubio.ELBO(40), fast=True)
     step(INPUTS, TARGETS)
@@ -171,12 +212,12 @@ def test_a_loss_that_is_not_finite_is_refused_before_it_does_harm() -> None:
 def test_sums_count_examples_and_metrics() -> None:
     model = make()
     step = steps_of(model, dubio.ELBO(40))
-    loss, sums = step.learn(Batch(INPUTS, TARGETS), Place())
+    loss = step.learn(Batch(INPUTS, TARGETS), Place()).loss
     assert metric_names(loss) == ("loss", "nll", "divergence", "accuracy")
     labels = loss.log_probs.exp().mean(dim=0).argmax(dim=1)
     right = float((labels == TARGETS).float().mean())
     expected = [1.0, float(loss.total), float(loss.nll), float(loss.terms["divergence"]), right]
-    assert sums.tolist() == pytest.approx([12 * value for value in expected], rel=1e-6)
+    assert metric_sums(loss, TARGETS).tolist() == pytest.approx([12 * value for value in expected], rel=1e-6)
 
 
 def test_another_shape_is_compiled_for_when_it_comes_again_and_again() -> None:
@@ -424,6 +465,61 @@ def test_a_step_that_runs_out_of_memory_is_taken_with_fewer_draws_at_a_time(in_b
     assert loss.log_probs.shape[0] == 8
     assert any(not torch.equal(new, old) for new, old in zip(model.parameters(), before, strict=True))
     assert "after running out of memory" in str(dubio.describe(model))
+
+
+class Interrupted(dubio.ELBO):
+    """An objective that finds no memory at its first call, and is interrupted at its second one."""
+
+    num_calls = 0
+
+    def __call__(self, model: nn.Module, *args: Any, **options: Any) -> dubio.Loss:
+        loss = super().__call__(model, *args, **options)
+        Interrupted.num_calls += 1
+        if Interrupted.num_calls == 1:
+            raise torch.OutOfMemoryError("no memory for the rest of the loss")
+        if Interrupted.num_calls == 2:
+            raise KeyboardInterrupt
+        return loss
+
+
+def test_an_interrupt_while_a_step_is_repeated_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Interrupted, "num_calls", 0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+    model = dubio.Bayes().convert(net).train()
+    model[3].eval()
+    step = steps_of(model, Interrupted(40), precision="tf32")
+
+    def around() -> list[Any]:
+        modes = [module.training for module in model.modules()]
+        hooks = [list(module._forward_hooks) + list(module._forward_pre_hooks) for module in model.modules()]
+        switches = torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision
+        return [modes, hooks, switches, STATE.own.settings, STATE.own.current, STATE.own.stream, step.num_rows]
+
+    before, weights = around(), [parameter.detach().clone() for parameter in model.parameters()]
+    with Stream(3).in_use() as stream:
+        during = around()
+        with pytest.raises(KeyboardInterrupt):
+            step(INPUTS, TARGETS)
+        assert around() == during
+        assert not stream.is_lent
+    assert around() == before
+    assert Interrupted.num_calls == 2
+    assert int(model[1].num_batches_tracked) == 2  # of the draws of the second attempt: those of the first are undone
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), weights, strict=True))
+    step(INPUTS, TARGETS)
+    assert not any(torch.equal(*pair) for pair in zip(model.parameters(), weights, strict=True))
+
+
+def test_what_no_forward_changes_is_not_copied_before_a_step() -> None:
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    model = dubio.Bayes(prior=dubio.CentredNormal(1.0)).convert(net).train()
+    dubio.prune(model, 0.5)
+    assert any(name.endswith("centre") for name, _ in model.named_buffers())
+    assert any(name.endswith("removed") for name, _ in model.named_buffers())
+    step = steps_of(model.train(), dubio.ELBO(40))
+    step(INPUTS, TARGETS)
+    copied = {name for _, name, _ in step._eager._statistics._tensors}
+    assert copied == {"running_mean", "running_var", "num_batches_tracked"}
 
 
 def test_a_memory_limit_leaves_the_compiler_out_where_all_draws_do_not_fit(traced: None) -> None:

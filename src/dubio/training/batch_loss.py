@@ -1,6 +1,6 @@
-"""The loss of a batch: computed eagerly or by compiled code, its metrics, and what a recorded step depends on.
+"""The loss of a batch as compiled code computes it, its metrics, and what a recorded step depends on.
 
-- ``BatchLoss`` computes the loss of a batch and the sums of its metrics, and keeps compiled code for the next batch.
+- ``compute`` is what is compiled: the loss of a batch and the sums of its metrics, as plain tensors.
 - ``Layout`` stores convolution filters channels last, which GPUs convolve fastest. A network may not support it
   (``x.view(len(x), -1)`` needs contiguous rows), so it is tried first and undone where the trial fails
   (``test_a_network_that_does_not_run_channels_last_is_left_as_it_was``). Filters stay so after training; their values
@@ -23,7 +23,7 @@ on a GPU.
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -46,9 +46,6 @@ from dubio.likelihoods import match_shape
 from dubio.objectives import BatchContext, Loss
 from dubio.training.optimizers import match_layouts
 
-if TYPE_CHECKING:
-    from dubio.attacks import Attack
-
 F = TypeVar("F", bound=Callable[..., Any])
 BACKEND = "inductor"
 """Backend of ``torch.compile``."""
@@ -58,18 +55,6 @@ MOST_CHANGES = 2
 """How many times the chosen shape may change."""
 MIN_BATCHES = 8
 """Batches after which ``Shapes.differ`` may be true."""
-
-
-@runtime_checkable
-class AttackingObjective(Protocol):
-    """An objective that attacks the inputs first: a part of the step that a compiler cannot follow as a whole."""
-
-    @property
-    def attack(self) -> "Attack":
-        """The attack."""
-
-    def attack_inputs(self, model: nn.Module, inputs: Any, targets: Tensor, through: Any) -> Tensor:
-        """Attack the inputs."""
 
 
 class Place(NamedTuple):
@@ -85,8 +70,8 @@ class StepResult(NamedTuple):
     """What a step leaves; the next step may overwrite its tensors."""
 
     loss: Loss
-    sums: Tensor
-    """Number of examples, and for each of ``metric_names`` its sum over them; float64."""
+    sums: Tensor | None
+    """The ``metric_sums`` of the loss, where compiled code has computed them."""
 
 
 def in_tensors(place: Place, device: torch.device) -> Place:
@@ -105,7 +90,7 @@ def metric_names(loss: Loss) -> tuple[str, ...]:
 
 
 def metric_sums(loss: Loss, targets: Tensor) -> Tensor:
-    """The number of examples, and the sums of the metrics over them."""
+    """The number of examples, and for each of ``metric_names`` its sum over them; float64."""
     values = [loss.total, loss.nll, *loss.terms.values()]
     if loss.log_probs is not None:
         labels = functional.uncertainty.predictive_log_probs(loss.log_probs).argmax(dim=-1)

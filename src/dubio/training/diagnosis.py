@@ -59,7 +59,7 @@ def warn_of_collapse(model: nn.Module, metrics: dict[str, float], num_classes: i
             "the divergence has won over the data. Try a wider prior, fewer weights, more data, ELBO(beta=0.1) or "
             "ELBO(warmup=...)",
             CollapseWarning,
-            stacklevel=6,
+            stacklevel=5,
         )
 
 

@@ -25,8 +25,7 @@ from dubio.convert import drop_decisions, warn_of_probabilities
 from dubio.data import DataFingerprint, Examples, Loader, batches_from, scaled, shared_batches
 from dubio.likelihoods import Gaussian, likelihood_of, observation_scale
 from dubio.methods import Ensemble, Method, Recipe
-from dubio.objectives import ELBO, Objective
-from dubio.training.batch_loss import AttackingObjective
+from dubio.objectives import ELBO, Adversarial, Objective
 from dubio.training.callbacks import Callback, FitResult, display_for
 from dubio.training.optimizers import MakeOptimizer, build_optimizer, parameter_groups
 from dubio.training.processes import Processes, chosen_device
@@ -176,7 +175,7 @@ def fit(
     config = replace(config, objective=objective.with_num_data(count))
     if processes.count > 1 and processes.is_writer:
         _warn_of_parts(config.objective)
-    if isinstance(config.objective, AttackingObjective):
+    if isinstance(config.objective, Adversarial):
         _check_bounds(train, config.objective.attack.bounds)
     num_steps = None if batches.num_batches is None else config.epochs * batches.num_batches // accumulate
 

@@ -26,7 +26,8 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
@@ -54,10 +55,9 @@ from dubio._engine import (
     with_less_memory,
 )
 from dubio.data import Batch
-from dubio.objectives import BatchContext, BatchObjective, Loss, Objective
+from dubio.objectives import Adversarial, BatchContext, BatchObjective, Loss, Objective
 from dubio.training import optimizers
 from dubio.training.batch_loss import (
-    AttackingObjective,
     Layout,
     Place,
     Recording,
@@ -67,7 +67,6 @@ from dubio.training.batch_loss import (
     compute,
     first_line,
     in_tensors,
-    metric_sums,
 )
 from dubio.training.diagnosis import CHECK_EVERY, BrokenLossError, LossMonitor, culprit_of
 from dubio.training.processes import ALONE, LostProcessError, Processes
@@ -91,80 +90,47 @@ class StepMode(StrEnum):
     EAGER = "eager"
 
 
-@runtime_checkable
-class TrainingStep(Protocol):
-    """The protocol of the three kinds of steps."""
-
-    @property
-    def mode(self) -> StepMode:
-        """How most batches run."""
-
-    @property
-    def obstacle(self) -> str:
-        """Why steps of this kind cannot be used, as a sentence; empty where they can."""
-
-    def learn(self, batch: Batch, place: Place, complete: bool) -> StepResult:
-        """Add the gradients of a batch; where it completes a step, update the parameters."""
-
-    def shrink(self, error: Exception) -> bool:
-        """Undo a step that ran out of memory, so that the next attempt takes less; False where none can."""
-
-
-def choose_step(steps: Sequence[TrainingStep]) -> tuple[TrainingStep, str]:
-    """The first of some kinds of steps that can be used, fastest first, and why it is not a faster one.
-
-    The last one can always be used; the reason is empty for the first.
-    """
-    reason = ""
-    for step in steps:
-        if not step.obstacle:
-            break
-        reason = step.obstacle
-    return step, reason
-
-
+@dataclass(eq=False)
 class EagerStep:
-    """A step that runs eagerly, and what all kinds of steps share; ``Step`` describes the arguments."""
+    """A step that runs eagerly, and what all kinds of steps share; ``Step`` describes the fields."""
 
+    model: nn.Module
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    num_samples: int
+    clip_norm: float | None
+    precision: Precision
+    processes: Processes
+    num_rows: int = 0
+    """Examples whose gradients wait for the update."""
     mode = StepMode.EAGER
     obstacle = ""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        objective: Objective,
-        optimizer: torch.optim.Optimizer,
-        num_samples: int,
-        clip_norm: float | None,
-        precision: Precision,
-        processes: Processes,
-    ) -> None:
-        self.model, self.optimizer, self.num_samples, self.clip_norm = model, optimizer, num_samples, clip_norm
-        self.precision, self.processes = precision, processes
-        self.device = next(model.parameters()).device
+    def __post_init__(self) -> None:
+        objective = self.objective
+        self.device = next(self.model.parameters()).device
+        self.layout = Layout(self.model, self.optimizer)
+        self.monitor = LossMonitor(self.device, self.optimizer)
         self.loss_of: Callable[[BatchContext], Loss] = partial(BatchContext.loss_of, objective=objective)
         if isinstance(objective, BatchObjective) and type(objective).__call__ is BatchObjective.__call__:
             self.loss_of = objective.compute
-        self._attack = objective.attack_inputs if isinstance(objective, AttackingObjective) else None
+        self._attack = objective.attack_inputs if isinstance(objective, Adversarial) else None
         self._takes_parts = "num_parts" in inspect.signature(objective).parameters
-        self.layout = Layout(model, optimizer)
-        self.monitor = LossMonitor(self.device, optimizer)
-        self.num_rows = 0
-        self._statistics = TensorSnapshot(model, ())
+        self._statistics = TensorSnapshot(self.model, ())
 
     def learn(self, batch: Batch, place: Place, complete: bool) -> StepResult:
         """Add the gradients of a batch; where it completes a step, update the parameters."""
         if self.num_samples > 1:
             self.keep_statistics()
         self.drop_gradients()
-        with rounding_products(self.precision):
+        with self.rounding():
             if len(batch.targets):
-                with computing_in(self.precision, self.device):
+                with self.computing():
                     loss = self.loss_of(self.context(batch, place))
             else:  # other processes have all rows of this batch
                 zero = torch.zeros((), device=self.device)
                 loss = Loss(zero, zero, {}, None)
-            return self.finish(batch, loss, metric_sums(loss, batch.targets), complete)
+            return StepResult(self.finish(batch, loss, complete), None)
 
     def shrink(self, error: Exception) -> bool:
         """Undo a step that ran out of memory, and halve the draws at a time; False where there is only one."""
@@ -200,6 +166,14 @@ class EagerStep:
             for parameter in (*self.model.parameters(), *self._updated()):
                 parameter.grad = None
 
+    def rounding(self) -> AbstractContextManager[None]:
+        """A block in which products are rounded as the precision says."""
+        return nullcontext() if self.precision == "fp32" else rounding_products(self.precision)
+
+    def computing(self) -> AbstractContextManager[None]:
+        """A block for a forward pass in the precision."""
+        return nullcontext() if self.precision == "fp32" else computing_in(self.precision, self.device)
+
     def context(self, batch: Batch, place: Place, through: Callable[[Any], Any] = as_it_is) -> BatchContext:
         """The batch as an objective sees it, attacked where the objective attacks."""
         attacked = None
@@ -209,10 +183,8 @@ class EagerStep:
         data = batch.inputs, batch.targets, self.num_samples, batch.weight
         return BatchContext(self.model, *data, *place, attacked=attacked)
 
-    def finish(
-        self, batch: Batch, loss: Loss, sums: Tensor, complete: bool, through: Callable[[Any], Any] = as_it_is
-    ) -> StepResult:
-        """The backward pass and, where the batch completes a step, the update.
+    def finish(self, batch: Batch, loss: Loss, complete: bool, through: Callable[[Any], Any] = as_it_is) -> Loss:
+        """The backward pass and, where the batch completes a step, the update; returns the loss without its graph.
 
         Where several batches or processes share a step, each counts by its rows, and the sum is divided once.
         """
@@ -220,22 +192,22 @@ class EagerStep:
         is_shared = not complete or self.num_rows > 0 or self.processes.count > 1
         if not on_gpu and not math.isfinite(value := total.item()):
             raise BrokenLossError(value, culprit_of(self.model, batch.inputs, loss.nll), self.monitor.num_steps)
-        terms = {name: term.detach() for name, term in loss.terms.items()}
-        result = StepResult(Loss(total.detach(), loss.nll.detach(), terms, loss.log_probs), sums)
         if rows:
             (total * rows if is_shared else total).backward()
         self.monitor.watch(total, through)
-        if complete and is_shared:
-            self._average_gradients(self.num_rows + rows)
-        if not (on_gpu and torch.cuda.is_current_stream_capturing()):  # what a CUDA graph records is not done yet
-            self.num_rows = max(self.num_rows + rows, 1)  # from here on the step cannot be repeated
+        rows += self.num_rows
         if complete:
+            if is_shared:
+                self._average_gradients(rows)
+            if not (on_gpu and torch.cuda.is_current_stream_capturing()):  # what a graph records is not done yet
+                self.num_rows = max(rows, 1)  # a step whose update has begun cannot be repeated
             if self.clip_norm is not None:
                 nn.utils.clip_grad_norm_(self._updated(), self.clip_norm)
             self.monitor.attach(self.optimizer)
             self.optimizer.step()
-            self.num_rows = 0
-        return result
+        self.num_rows = 0 if complete else rows
+        terms = {name: term.detach() for name, term in loss.terms.items()}
+        return Loss(total.detach(), loss.nll.detach(), terms, loss.log_probs)
 
     def _average_gradients(self, rows: int) -> None:
         """Divide the sum of gradients over the rows of all processes by their number."""
@@ -317,15 +289,15 @@ class CompiledStep:
         """Learn from a batch by compiled code."""
         eager, batch = self.eager, Batch(inputs, targets, weight)
         eager.drop_gradients()
-        with rounding_products(eager.precision):
-            with computing_in(eager.precision, eager.device), warnings.catch_warnings():
+        with eager.rounding():
+            with eager.computing(), warnings.catch_warnings():
                 # A user cannot act on the warnings of the compiler.
                 warnings.filterwarnings("ignore", module=r"torch\._(inductor|dynamo|functorch)")
                 context = eager.context(batch, in_tensors(place, eager.device), self.through)
                 total, nll, terms, log_probs, sums = self.through(compute)(eager.loss_of, context)
-            result = eager.finish(batch, Loss(total, nll, terms, log_probs), sums, complete, self.through)
+            loss = eager.finish(batch, Loss(total, nll, terms, log_probs), complete, self.through)
         self.is_proven = True
-        return result
+        return StepResult(loss, sums)
 
     def shrink(self, error: Exception) -> bool:
         """Undo a step that ran out of memory; one that was compiled runs eagerly from now on."""
@@ -409,15 +381,15 @@ class CapturedStep:
             return recording()
         self.eager.keep_statistics()
         result, failure = self.compiled.try_out(recording, batch, place)
-        if result is not None and recording.replaced:
+        if result is None:
+            if self.compiled.is_proven:
+                self.give_up(f"the recording failed: {failure}")
+            else:
+                self.compiled.give_up(f"the compiler gave up: {failure}")
+            return self.compiled.learn(batch, place, complete)
+        if recording.replaced:
             self.give_up(f"every step puts another tensor in place of {recording.replaced}")
-        if result is not None:
-            return result
-        if self.compiled.is_proven:
-            self.give_up(f"the recording failed: {failure}")
-        else:
-            self.compiled.give_up(f"the compiler gave up: {failure}")
-        return self.compiled.learn(batch, place, complete)
+        return result
 
     def shrink(self, error: Exception) -> bool:
         """Undo a step that ran out of memory; one that was compiled or recorded runs eagerly from now on."""
@@ -448,6 +420,38 @@ class CapturedStep:
         elif not self.recording.fits(values, circumstances):
             return None
         return self.recording
+
+
+@runtime_checkable
+class TrainingStep(Protocol):
+    """The protocol of the three kinds of steps."""
+
+    @property
+    def mode(self) -> StepMode:
+        """How most batches run."""
+
+    @property
+    def obstacle(self) -> str:
+        """Why steps of this kind cannot be used, as a sentence; empty where they can."""
+
+    def learn(self, batch: Batch, place: Place, complete: bool) -> StepResult:
+        """Add the gradients of a batch; where it completes a step, update the parameters."""
+
+    def shrink(self, error: Exception) -> bool:
+        """Undo a step that ran out of memory, so that the next attempt takes less; False where none can."""
+
+
+def choose_step(steps: Sequence[TrainingStep]) -> tuple[TrainingStep, str]:
+    """The first of some kinds of steps that can be used, fastest first, and why it is not a faster one.
+
+    The last one can always be used; the reason is empty for the first.
+    """
+    reason = ""
+    for step in steps:
+        if not step.obstacle:
+            break
+        reason = step.obstacle
+    return step, reason
 
 
 class Step:
@@ -663,7 +667,7 @@ class Step:
 
 def why_not_captured(objective: Objective, optimizer: torch.optim.Optimizer, processes: Processes) -> str:
     """Why steps cannot be recorded; empty where they can."""
-    if isinstance(objective, AttackingObjective) and not objective.attack.is_capturable:
+    if isinstance(objective, Adversarial) and not objective.attack.is_capturable:
         return f"{type(objective.attack).__name__} asks for values while it runs, or has a seed of its own"
     return "several processes share each step" if processes.count > 1 else optimizers.why_not_capturable(optimizer)
 

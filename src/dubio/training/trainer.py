@@ -34,7 +34,7 @@ from dubio.likelihoods import Gaussian, likelihood_of, match_shape, observation_
 from dubio.nn import num_trained
 from dubio.objectives import Objective
 from dubio.training import checkpoints
-from dubio.training.batch_loss import Place, StepResult, metric_names
+from dubio.training.batch_loss import Place, StepResult, metric_names, metric_sums
 from dubio.training.callbacks import Callback, Display, FitResult, Interrupted
 from dubio.training.checkpoints import CheckpointError, TrainState, write_checkpoint
 from dubio.training.diagnosis import BrokenLossError, warn_of_collapse, what_is_not_finite
@@ -312,6 +312,7 @@ class Trainer:
         state.batch += 1
         state.step += complete
         if len(batch.targets):
+            sums = metric_sums(loss, batch.targets) if sums is None else sums
             self._sums = sums.clone() if self._sums is None else self._sums.add_(sums)
             self._metrics = metric_names(loss)
         if last or self.step.is_check_due():
