@@ -2,19 +2,21 @@
 
     python scripts/house.py
 
-Only the source is read, nothing is imported. A *satellite* is a short module that one other module imports and no
-``__init__``. An import goes *past a border* when it names a module inside another package instead of the package.
-Lines of code are lines that hold a token: no blank lines, comments or docstrings. A bar is the worst value that passes;
+The source is read; dubio is imported for the frames alone. A *satellite* is a short module that one other module
+imports and no ``__init__``. An import goes *past a border* when it names a module inside another package instead of the
+package. Lines of code are lines that hold a token: no blank lines, comments or docstrings. *Frames* are the most that
+dubio has above a module of a user's network, over all calls of it. A bar is the worst value that passes;
 an issue that improves a measure lowers its bar.
 """
 
 import ast
+import inspect
 import io
 import statistics
 import sys
 import tokenize
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,6 +82,7 @@ def main() -> int:
     """Print every measure, and the parts of those that miss their bar; return the exit status."""
     verbose = "--verbose" in sys.argv[1:]
     measures = measure(read(SOURCE, "dubio"), read(LABORATORY, "dubio_lab") if LABORATORY.is_dir() else [])
+    measures += [Measure(f"frames above a module in {call}", count, bar) for call, count, bar in frames()]
     for item in measures:
         relation = "at least" if item.more_is_better else "at most"
         print(f"{'ok  ' if item.passes else 'FAIL'} {item.name:44s} {item.value:8g}   {relation} {item.bar:g}")
@@ -107,6 +110,47 @@ def measure(library: list[Module], laboratory: list[Module]) -> list[Measure]:
         Measure("private words as identifiers", sum(words.values()), 0, tuple(map(str, words.most_common()))),
         Measure("lines of README.md", readme, 210),
     ]
+
+
+def frames() -> list[tuple[str, int, int]]:
+    """For calls of dubio, the most of its frames above a module of a user's network, and the bar."""
+    import torch
+
+    import dubio
+
+    most = 0
+
+    class User(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            nonlocal most
+            frame, count = inspect.currentframe(), 0
+            while frame is not None:
+                count += frame.f_globals.get("__name__", "").partition(".")[0] == "dubio"
+                frame = frame.f_back
+            most = max(most, count)
+            outputs: torch.Tensor = self.layer(x)
+            return outputs
+
+    torch.manual_seed(0)
+    data = torch.rand(40, 6), torch.arange(40) % 3
+    methods = (dubio.Bayes(), dubio.Bayes(estimator="weight"), dubio.Dropout(0.2), dubio.Ensemble(3))
+    calls: dict[str, tuple[Callable[[torch.nn.Module, int], object], int]] = {
+        "fit": (lambda model, s: dubio.fit(model, data, data, epochs=1, num_samples=s, progress=False), 11),
+        "predict": (lambda model, s: [dubio.predict(model, torch.rand(rows, 6), s) for rows in (40, 5000)], 11),
+        "an attack": (lambda model, s: dubio.attacks.pgd(model, *data, epsilon=0.1, num_samples=s), 13),
+    }
+    counts = []
+    for name, (call, bar) in calls.items():
+        most = 0
+        for method in methods:
+            for num_samples in (3,) if isinstance(method, dubio.Ensemble) else (1, 10):
+                call(method.convert(User()), num_samples)
+        counts.append((name, most, bar))
+    return counts
 
 
 def read(folder: Path, root: str) -> list[Module]:

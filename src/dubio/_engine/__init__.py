@@ -123,10 +123,8 @@ from dubio._engine.settings import (
 )
 from dubio._engine.snapshot import (
     TensorSnapshot as TensorSnapshot,
-    eval_mode as eval_mode,
     isolated as isolated,
     same_numbers as same_numbers,
     statistics_of as statistics_of,
-    unchanged as unchanged,
 )
 from dubio._engine.vmap_rules import attention as attention, autocast_dtype as autocast_dtype, lowered as lowered

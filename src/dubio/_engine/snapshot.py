@@ -92,16 +92,6 @@ def isolated(
         raise RuntimeError(f"a {type(keeper).__name__} keeps a tensor of the forward on itself")
 
 
-def unchanged(model: nn.Module, host: bool = True) -> AbstractContextManager[list[tuple[str, str]]]:
-    """``isolated`` for a trial."""
-    return isolated(model, trial=True, host=host)
-
-
-def eval_mode(model: nn.Module) -> AbstractContextManager[Any]:
-    """``isolated`` in eval mode."""
-    return isolated(model, training=False)
-
-
 def same_numbers(model: nn.Module) -> AbstractContextManager[Stream]:
     """A block in which all trial runs of a network draw the same numbers, whatever other threads draw."""
     return Stream(states=_states(model)).in_use()

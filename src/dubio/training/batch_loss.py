@@ -39,8 +39,8 @@ from dubio._engine import (
     channels_last,
     image_channels,
     is_faster_channels_last,
+    isolated,
     signature,
-    unchanged,
 )
 from dubio.likelihoods import match_shape
 from dubio.objectives import BatchContext, Loss
@@ -188,7 +188,8 @@ class Layout:
 def _runs(model: nn.Module, inputs: Inputs) -> bool:
     args, kwargs = arguments(inputs)
     try:
-        with torch.no_grad(), unchanged(model):  # a fresh draw: not every network has a mean or can be frozen
+        # A fresh draw: not every network has a mean or can be frozen.
+        with torch.no_grad(), isolated(model, trial=True):
             model(*args, **kwargs)
     except Exception:  # an error of the network, or of the layout
         return False
