@@ -19,6 +19,8 @@ BALL: dict[str, Attack] = {
     "fgsm, own label": attacks.FGSM(epsilon=0.1, label="own"),
     "pgd": attacks.PGD(epsilon=0.1, steps=3),
     "pgd, restarts and momentum": attacks.PGD(epsilon=0.1, steps=2, restarts=2, momentum=0.5),
+    "evade": attacks.Evade(epsilon=0.1, steps=3, weight=0.5),
+    "evade, to be rejected": attacks.Evade(epsilon=0.1, steps=3, restarts=2, goal="reject"),
     "apgd": attacks.APGD(epsilon=0.1, steps=6),
     "apgd, restarts": attacks.APGD(epsilon=0.1, steps=3, restarts=2, loss="margin"),
     "square": attacks.Square(epsilon=0.1, steps=6),
@@ -33,8 +35,9 @@ OTHER: dict[str, Attack] = {
     "minimum norm": attacks.MinimumNorm(steps=4, bisections=1),
 }
 ALL = BALL | OTHER
-TARGETED = [name for name in ALL if name != "fgsm, own label"]
-DRAWING = ["pgd", "pgd, restarts and momentum", "apgd", "square", "random noise", "transfer", "minimum norm"]
+TARGETED = [name for name in ALL if name not in ("fgsm, own label", "evade, to be rejected")]
+DRAWING = ["pgd", "pgd, restarts and momentum", "evade", "evade, to be rejected", "apgd", "square", "random noise"]
+DRAWING += ["transfer", "minimum norm"]
 """Those that draw random numbers of their own."""
 
 

@@ -212,7 +212,12 @@ def test_the_loss_is_that_of_the_result(name: str) -> None:
         "margin": margin(labels),
     }
     with torch.no_grad():
-        torch.testing.assert_close(result.loss, sign * losses[ALL[name].loss](model(result.inputs)))
+        logits = model(result.inputs)
+        expected = sign * losses[ALL[name].loss](logits)
+        if isinstance(ALL[name], attacks.Evade):
+            entropy = -(logits.softmax(dim=1) * logits.log_softmax(dim=1)).sum(dim=1)
+            expected = entropy if ALL[name].goal == "reject" else expected - ALL[name].weight * entropy
+        torch.testing.assert_close(result.loss, expected)
 
 
 def margin(labels: Tensor) -> Callable[[Tensor], Tensor]:
@@ -282,6 +287,8 @@ COUNTS = {
     "fgsm, own label": (2, 1),
     "pgd": (4, 3),
     "pgd, restarts and momentum": (6, 4),
+    "evade": (4, 3),
+    "evade, to be rejected": (8, 6),
     "apgd": (8, 7),
     "apgd, restarts": (10, 8),
     "random noise": (3, 0),
@@ -321,7 +328,7 @@ class HostTrips(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", ["pgd", "apgd", "square", "ddn", "fmn", "targeted fgsm"])
+@pytest.mark.parametrize("name", ["pgd", "evade", "apgd", "square", "ddn", "fmn", "targeted fgsm"])
 def test_steps_ask_no_tensor_for_its_value(name: str) -> None:
     model = bayesian_net("local")
     quick(ALL[name])(model, *examples())  # plans are made

@@ -15,7 +15,7 @@ from attack_table import bayesian_net, examples, logits_function, plain_net
 from dubio import attacks
 from dubio.attacks.attack import Attack, AttackResult
 from dubio.attacks.black_box import RandomNoise, Square, Transfer
-from dubio.attacks.gradient import APGD, FGSM, PGD, TargetedFGSM
+from dubio.attacks.gradient import APGD, FGSM, PGD, Evade, TargetedFGSM
 from dubio.attacks.minimum_norm import DDN, FMN, MinimumNorm
 
 
@@ -100,6 +100,19 @@ VALUES: list[tuple[Callable[[], Any], type[Exception], str]] = [
         lambda: TargetedFGSM(targeted=False),
         ValueError,
         "targeted must be True for TargetedFGSM; FGSM and PGD leave a class",
+    ),
+    (lambda: Evade(weight=-1.0), ValueError, "weight must be finite and at least 0, got -1.0"),
+    (lambda: Evade(goal="hide"), ValueError, "goal must be one of 'accept', 'reject', got 'hide'"),
+    (
+        lambda: Evade(goal="reject", targeted=True),
+        ValueError,
+        "targeted must be False with goal='reject', which goes to no class, got True",
+    ),
+    (
+        lambda: Evade(uncertainty="mutual_information", num_samples=1),
+        ValueError,
+        "num_samples must be at least 2 for uncertainty='mutual_information', which a single draw does not have, got "
+        "1; use uncertainty='entropy'",
     ),
     (lambda: RandomNoise(tries=0), ValueError, "tries must be a whole number of at least 1, got 0"),
     (lambda: RandomNoise(kind="salt"), ValueError, "kind must be one of 'uniform', 'sign', got 'salt'"),

@@ -1,5 +1,6 @@
 """Steps along the gradient: of a linear network by hand (T-59, T-60, T-62), and over draws (T-64)."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -189,6 +190,81 @@ def test_t64_the_gradient_of_many_draws_is_not_that_of_one(objective: str) -> No
         for count in (1, 5)
     )
     assert (one - many).abs().max() > 0.01
+
+
+def uncertainty_by_hand(logits: Tensor, uncertainty: str) -> Tensor:
+    """Entropy of the mean prediction, less the mean entropy of the draws, from logits `(sample, batch, class)`."""
+
+    def entropy(probs: Tensor) -> Tensor:
+        return -(probs * probs.log()).sum(dim=-1)
+
+    probs = logits.softmax(dim=-1)
+    total = entropy(probs.mean(dim=0))
+    return total if uncertainty == "entropy" else total - entropy(probs).mean(dim=0)
+
+
+@pytest.mark.parametrize("targeted", [False, True])
+@pytest.mark.parametrize("uncertainty", ["entropy", "mutual_information"])
+@pytest.mark.feature("A detector-aware attack: the loss less the uncertainty over draws, or the uncertainty alone")
+def test_evade_follows_the_loss_less_the_uncertainty_over_all_draws(uncertainty: str, targeted: bool) -> None:
+    model = bayesian_net("local", torch.float64)
+    inputs, labels = examples(model, dtype=torch.float64)
+    attack = attacks.Evade(
+        weight=0.7, uncertainty=uncertainty, targeted=targeted, num_samples=5, noise="frozen", seed=7
+    )
+    target = attack.target_for(model)
+    with target_module.untouched(model):
+        gradient = attack._gradient(target, inputs, labels)
+        alone = replace(attack, goal="reject", targeted=False)._gradient(target, inputs, labels)
+
+    leaf = inputs.clone().requires_grad_(True)
+    logits = dubio.sample(model, leaf, 5, seed=7)
+    loss = by_hand(logits, labels, "predictive", "cross_entropy") * (-1.0 if targeted else 1.0)
+    score = uncertainty_by_hand(logits, uncertainty)
+    (expected,) = torch.autograd.grad((loss - 0.7 * score).sum(), leaf, retain_graph=True)
+    (of_the_score,) = torch.autograd.grad(score.sum(), leaf)
+    torch.testing.assert_close(gradient, expected, atol=1e-9, rtol=1e-7)
+    torch.testing.assert_close(alone, of_the_score, atol=1e-9, rtol=1e-7)
+    assert (target.forwards, target.backwards) == (10, 10)
+
+
+def test_evade_is_pgd_without_weight_and_hides_or_raises_uncertainty_with_it() -> None:
+    model = dubio.Bayes(init_std=0.05).convert(plain_net())
+    options: dict[str, Any] = {"epsilon": 0.3, "steps": 20, "num_samples": 10, "seed": 3}
+    inputs, labels = examples(rows=60)
+    pgd = attacks.PGD(**options)(model, inputs, labels)
+    same = attacks.Evade(weight=0.0, **options)(model, inputs, labels)
+    torch.testing.assert_close(same.inputs, pgd.inputs)
+    torch.testing.assert_close(same.loss, pgd.loss)
+
+    def entropy(points: Tensor) -> float:
+        return float(dubio.predict(model, points, 200, seed=1).entropy.mean())
+
+    hidden = attacks.Evade(weight=5.0, **options)(model, inputs, labels)
+    raised = attacks.Evade(goal="reject", **options)(model, inputs, labels)
+    assert entropy(hidden.inputs) < entropy(inputs) - 0.1 < entropy(pgd.inputs) - 0.1
+    assert entropy(raised.inputs) > entropy(pgd.inputs) + 0.02
+
+
+def test_of_restarts_evade_keeps_the_most_uncertain_or_one_that_fools() -> None:
+    first = attacks.attack.Perturbed(torch.zeros(2, 1), torch.tensor([1.0, 1.0]), torch.tensor([True, False]))
+    second = attacks.attack.Perturbed(torch.ones(2, 1), torch.tensor([2.0, 0.0]), torch.tensor([False, True]))
+    target = attacks.Evade().target_for(plain_net())
+    expected = {"accept": [0.0, 1.0], "reject": [1.0, 0.0]}
+    for goal, inputs in expected.items():
+        attempts = iter((first, second))
+
+        class Scripted(attacks.Evade):
+            def _climb(self, *given: Any) -> Tensor:
+                self.__dict__["attempt"] = attempt = next(attempts)  # noqa: B023
+                return attempt.inputs
+
+            def _evaluate(self, *given: Any) -> tuple[Tensor, Tensor]:
+                return self.__dict__["attempt"].values, self.__dict__["attempt"].fooled
+
+        attack = Scripted(goal=goal, restarts=2)
+        best = attack._perturb(target, torch.zeros(2, 1), torch.tensor([0, 0]), attacks.attack.Progress(1, "", False))
+        assert best.inputs.flatten().tolist() == inputs
 
 
 @pytest.mark.parametrize("estimator", ["local", "weight"])

@@ -10,7 +10,7 @@ from functools import partial
 from dubio._engine import isolated
 from dubio.attacks.attack import Attack, AttackResult, Progress as Progress, short_form
 from dubio.attacks.black_box import RandomNoise, Square, Transfer
-from dubio.attacks.gradient import APGD, FGSM, PGD, TargetedFGSM
+from dubio.attacks.gradient import APGD, FGSM, PGD, Evade, TargetedFGSM
 from dubio.attacks.minimum_norm import DDN, FMN, MinimumNorm
 from dubio.attacks.score import Accuracy, Score, TransferTable, score, strongest, transfer_table
 from dubio.attacks.target import AttackTarget as AttackTarget, Model as Model
@@ -21,6 +21,7 @@ __all__ = [
     "Attack",
     "AttackResult",
     "DDN",
+    "Evade",
     "FGSM",
     "FMN",
     "MinimumNorm",
@@ -33,6 +34,7 @@ __all__ = [
     "TransferTable",
     "apgd",
     "ddn",
+    "evade",
     "fgsm",
     "fmn",
     "minimum_norm",
@@ -49,6 +51,6 @@ __all__ = [
 untouched = partial(isolated, training=False, trainable=False)
 """How a network is attacked: in eval mode, without gradients for its parameters, and left as it was."""
 
-apgd, ddn, fgsm, fmn, pgd = map(short_form, (APGD, DDN, FGSM, FMN, PGD))
+apgd, ddn, evade, fgsm, fmn, pgd = map(short_form, (APGD, DDN, Evade, FGSM, FMN, PGD))
 minimum_norm, random_noise, square = map(short_form, (MinimumNorm, RandomNoise, Square))
 targeted_fgsm, transfer = map(short_form, (TargetedFGSM, Transfer))

@@ -1,5 +1,5 @@
-"""Attacks along the gradient: one step (FGSM), many small ones (PGD), steps that adapt (Auto-PGD), and steps towards a
-target class without a ball.
+"""Attacks along the gradient: one step (FGSM), many small ones (PGD), steps that adapt (Auto-PGD), steps towards a
+target class without a ball, and steps that also change the uncertainty of the prediction (Evade).
 
 Every gradient is that of a loss averaged over draws.
 
@@ -8,6 +8,7 @@ References: Goodfellow et al. 2015 (FGSM), Madry et al. 2018 (PGD), Croce and He
 """
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import ClassVar, Literal
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from dubio import functional
 from dubio.attacks.attack import Attack, Progress, stronger
 from dubio.attacks.target import AttackTarget, Perturbed
+from dubio.checks import check_not_negative
 
 
 @dataclass(frozen=True)
@@ -108,11 +110,73 @@ class PGD(Attack):
         size = 2.5 * self.epsilon / self.steps if self.step_size is None else self.step_size
         moved, direction = self._start(target, inputs), torch.zeros_like(inputs)
         for _ in range(self.steps):
-            gradient = target.loss_and_grad(moved, targets).gradient
+            gradient = self._gradient(target, moved, targets)
             direction = self.momentum * direction + functional.adversarial.steepest_direction(gradient, "l2")
             moved = self._inside(moved + size * functional.adversarial.steepest_direction(direction, self.norm), inputs)
             progress.tick()
         return moved
+
+    def _gradient(self, target: AttackTarget, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Gradient of the objective that the attack raises."""
+        return target.loss_and_grad(inputs, targets).gradient
+
+
+@dataclass(frozen=True)
+class Evade(PGD):
+    """Projected gradient ascent against a network whose uncertain predictions are rejected: the detector-aware attack.
+
+    With ``goal="accept"`` it raises ``loss - weight * uncertainty``, so that an input is misclassified and accepted.
+    With ``goal="reject"`` it raises the uncertainty alone, so that an input which is classified right is rejected
+    (denial of service); labels and ``loss`` are then not used, except for ``fooled``.
+
+    Args:
+        weight: weight of the uncertainty beside the loss; 0 is ``PGD``. How far the two agree depends on the network:
+            try several.
+        uncertainty: the score of the detector: the ``"entropy"`` of the mean prediction, or the
+            ``"mutual_information"`` of prediction and draw, which needs several draws.
+        goal: whether inputs are to be accepted or rejected.
+    """
+
+    steps: int = 40
+    weight: float = 1.0
+    uncertainty: Literal["entropy", "mutual_information"] = "entropy"
+    goal: Literal["accept", "reject"] = "accept"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative("weight", self.weight)
+        if self.goal == "reject" and self.targeted:
+            raise ValueError("targeted must be False with goal='reject', which goes to no class, got True")
+        if self.uncertainty == "mutual_information" and self.num_samples == 1:
+            raise ValueError(
+                "num_samples must be at least 2 for uncertainty='mutual_information', which a single draw does not "
+                "have, got 1; use uncertainty='entropy'"
+            )
+
+    def _gradient(self, target: AttackTarget, inputs: Tensor, targets: Tensor) -> Tensor:
+        leaf = inputs.detach().requires_grad_(True)
+        with torch.enable_grad():
+            return target.gradient(self._evaluate(target, leaf, targets)[0], leaf)
+
+    def _perturb(self, target: AttackTarget, inputs: Tensor, targets: Tensor, progress: Progress) -> Perturbed:
+        """The strongest of all restarts, each evaluated on draws of its own."""
+        climbs = (self._climb(target, inputs, targets, progress) for _ in range(self.restarts))
+        attempts = (Perturbed(moved, *self._evaluate(target, moved, targets)) for moved in climbs)
+        return reduce(stronger if self.goal == "accept" else _larger, attempts)
+
+    def _evaluate(self, target: AttackTarget, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The objective, and whether the mean over the draws is fooled."""
+        log_probs = target.log_probs(inputs)
+        predictive = functional.uncertainty.predictive_log_probs(log_probs)
+        score = functional.uncertainty.entropy(predictive.exp())
+        if self.uncertainty == "mutual_information":  # not cut off at rounding, so that it has a gradient everywhere
+            score = score - functional.uncertainty.expected_entropy(log_probs)
+        is_label = predictive.argmax(dim=-1) == targets
+        if self.goal == "reject":
+            return score, ~is_label
+        loss = functional.adversarial.averaged_attack_loss(log_probs, targets, self.objective, self.loss)
+        raised = -loss if self.targeted else loss
+        return raised - self.weight * score, is_label if self.targeted else ~is_label
 
 
 @dataclass(frozen=True)
@@ -170,3 +234,8 @@ class APGD(Attack):
         if first:
             return proposal
         return self._inside(functional.adversarial.with_momentum(here.inputs, before, proposal, self.momentum), inputs)
+
+
+def _larger(one: Perturbed, other: Perturbed) -> Perturbed:
+    """Of two attempts at the same examples, for each the one of the larger value."""
+    return one.or_where(other.values > one.values, other)
