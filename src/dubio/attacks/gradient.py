@@ -125,9 +125,11 @@ class PGD(Attack):
 class Evade(PGD):
     """Projected gradient ascent against a network whose uncertain predictions are rejected: the detector-aware attack.
 
-    With ``goal="accept"`` it raises ``loss - weight * uncertainty``, so that an input is misclassified and accepted.
-    With ``goal="reject"`` it raises the uncertainty alone, so that an input which is classified right is rejected
-    (denial of service); labels and ``loss`` are then not used, except for ``fooled``.
+    With ``goal="accept"`` it raises the loss where the network is right, and ``loss - weight * uncertainty`` where it
+    is fooled already, so that an input is misclassified and accepted. On the way to another class the uncertainty must
+    rise: an attack that held it down from the beginning would not leave an input of which the network is sure. With
+    ``goal="reject"`` it raises the uncertainty alone, so that an input which is classified right is rejected (denial of
+    service); labels and ``loss`` are then not used, except for ``fooled``.
 
     Args:
         weight: weight of the uncertainty beside the loss; 0 is ``PGD``. How far the two agree depends on the network:
@@ -171,12 +173,12 @@ class Evade(PGD):
         score = functional.uncertainty.entropy(predictive.exp())
         if self.uncertainty == "mutual_information":  # not cut off at rounding, so that it has a gradient everywhere
             score = score - functional.uncertainty.expected_entropy(log_probs)
-        is_label = predictive.argmax(dim=-1) == targets
+        fooled = (predictive.argmax(dim=-1) == targets) == self.targeted
         if self.goal == "reject":
-            return score, ~is_label
+            return score, fooled
         loss = functional.adversarial.averaged_attack_loss(log_probs, targets, self.objective, self.loss)
         raised = -loss if self.targeted else loss
-        return raised - self.weight * score, is_label if self.targeted else ~is_label
+        return torch.where(fooled, raised - self.weight * score, raised), fooled
 
 
 @dataclass(frozen=True)
