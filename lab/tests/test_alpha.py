@@ -16,6 +16,7 @@ from dubio.objectives import Alpha
 from dubio.prediction.predictive import ClassificationPredictive, RegressionPredictive
 from dubio_lab import load_spec
 from dubio_lab.protocols import PROTOCOLS, Trial, alpha_attacks, alpha_networks
+from dubio_lab.protocols.alpha_detection import CleanImages, detected
 from dubio_lab.protocols.alpha_networks import PARTS, described, dropout_network, summed_log_likelihood, timed_network
 from dubio_lab.protocols.alpha_regression import measures_in_units, random_split
 from dubio_lab.protocols.images import load_images
@@ -184,6 +185,63 @@ def test_one_step_leaves_what_the_network_takes_an_image_for(tmp_path: Path, bri
     rise = found.metrics["entropy_at_0.3"].value - found.metrics["entropy_at_0"].value
     assert found.metrics["entropy_rises"].value == pytest.approx(rise)
     assert found.curves["entropy_error"].y[0] == pytest.approx(0.0, abs=1e-6)  # the same answer for all of them
+
+
+def test_detection_is_tried_on_the_networks_of_the_untargeted_attack(tmp_path: Path) -> None:
+    tried, attacked = (load_spec(name) for name in ("dad-detection", "alpha-untargeted"))
+
+    def networks(spec: Any) -> set[str]:
+        device = torch.device("cpu")
+        return {str(described(Trial(spec.settings_of(cell), 0, device, tmp_path, tmp_path))) for cell in spec.cells}
+
+    assert networks(tried) == networks(attacked)
+    near, far = ([cell for cell in tried.cells if cell.name.endswith("-far") is is_far] for is_far in (False, True))
+    assert [{**cell.settings, "epsilon": 0.2} for cell in near] == [cell.settings for cell in far]
+    names = {name.rpartition("evade_")[2] for name in tried.metrics if "evade_" in name}
+    assert names == {f"{weight:g}" for weight in tried.settings["evade_weights"]}
+
+
+def said(confidence: list[float], labels: list[int]) -> ClassificationPredictive:
+    """The answers of one draw for two classes, each with some confidence."""
+    top = torch.tensor(confidence)[:, None]
+    probs = torch.where(torch.arange(2) == torch.tensor(labels)[:, None], top, 1.0 - top)
+    entropy = -(probs * probs.log()).sum(dim=-1)
+    return ClassificationPredictive(1, 0, None, probs.log(), entropy, probs.square(), probs, None)
+
+
+def test_what_an_attack_turns_to_wrong_is_to_be_detected_and_what_was_wrong_is_not() -> None:
+    targets = torch.zeros(5).long()
+    before = said([0.9, 0.8, 0.95, 0.7, 0.99], [0, 0, 0, 0, 1])  # the last is wrong already
+    noise = said([0.55, 0.8, 0.95, 0.7, 0.99], [0, 0, 0, 0, 1])
+    after = said([0.6, 0.97, 0.9, 0.7, 0.99], [1, 1, 0, 0, 1])  # two are turned, one of them sure
+    clean = CleanImages(before, targets, threshold=float(before.entropy[1]) + 1e-6)
+    found = {name: value.value for name, value in detected(clean, noise, after).items()}
+    assert found["accuracy"] == pytest.approx(40.0)
+    assert found["accepted_wrong"] == pytest.approx(40.0)  # the sure one of the two, and the one that was wrong
+    assert found["auroc"] == pytest.approx((5 + 1) / 10)  # 0.6 above all five, 0.97 above 0.99 alone
+    assert found["auroc_over_noise"] == pytest.approx((4 + 1) / 10)  # less sure than 0.6 is a noisy one
+    assert found["false_alarms"] == pytest.approx(80.0)  # all but 0.99 are less sure than 0.97
+    assert found["auroc_mutual_information"] == pytest.approx(0.5)
+    nothing = detected(clean, noise, before)
+    assert {name: (nothing[name].value, nothing[name].n) for name in ("auroc", "false_alarms")} == {
+        "auroc": (1.0, 0),
+        "false_alarms": (0.0, 0),
+    }
+
+
+def test_the_threshold_rejects_a_share_of_held_out_images_and_attackers_try_to_stay_below_it(tmp_path: Path) -> None:
+    options = {"hidden": [32], "epochs": 40, "lr": 0.1, "num_train": 1000, "draws": 20, "num_test": 400}
+    trial = trial_of(
+        tmp_path, "dad-detection", 0, **options, attack_draws=10, attack_steps=20, epsilon=0.15, rejected_percent=20.0
+    )
+    found = {name: value.value for name, value in PROTOCOLS["alpha_detection"](trial).metrics.items()}
+    assert found["accuracy_clean"] > 85.0
+    assert 10.0 < found["rejected_clean"] < 35.0  # held-out images are others
+    assert found["accuracy_pgd"] < found["accuracy_noise"] - 20.0
+    aware = max(found[f"accepted_wrong_evade_{weight}"] for weight in ("0.1", "1", "10"))
+    assert aware > found["accepted_wrong_pgd"] >= found["accepted_wrong_noise"]
+    assert found["auroc_evade_10"] < found["auroc_pgd"]
+    assert found["rejected_raised"] > 40.0
 
 
 def test_splits_are_random_disjoint_and_cover_the_table() -> None:

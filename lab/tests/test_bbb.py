@@ -19,7 +19,8 @@ from dubio.nn.sources import GaussianPosterior
 from dubio.prediction.predictive import ClassificationPredictive
 from dubio_lab import Curve, load_spec, reproduce
 from dubio_lab.protocols import Trial
-from dubio_lab.protocols.bbb import attacking, errors, networks, timing, unseen
+from dubio_lab.protocols.bbb import attacking, errors, estimators, networks, timing, unseen
+from dubio_lab.protocols.bbb.estimators import gradient_scatter
 from dubio_lab.protocols.bbb.networks import TRAINING, Trained, make_network, train_network
 
 NAMES = tuple("0123456789")
@@ -381,3 +382,77 @@ def test_a_spec_runs_on_digits_and_error_falls_on_the_way(tmp_path: Path) -> Non
     assert found.metrics["lowest_error"].value == min(curve.y)
     assert curve.x == (10.0, 20.0, 25.0)
     assert curve.y[0] > curve.y[-1]
+
+
+def gradients_of(model: nn.Module, batch: tuple[Tensor, Tensor], seeds: range, num_data: int) -> Tensor:
+    """One row for each seed."""
+    rows = []
+    for seed in seeds:
+        model.zero_grad()
+        dubio.ELBO(num_data)(model, *batch, 1, seed=seed).total.backward()
+        rows.append(torch.cat([param.grad.flatten() for param in model.parameters() if param.grad is not None]))
+    return torch.stack(rows).double()
+
+
+@pytest.mark.parametrize("estimator", ["local", "weight"])
+def test_the_scatter_of_gradients_is_the_trace_of_their_covariance(estimator: str) -> None:
+    torch.manual_seed(0)
+    model = dubio.Bayes(init_std=0.3, estimator=estimator).convert(nn.Linear(5, 3))
+    batches = [(torch.rand(16, 5), torch.randint(3, (16,))) for _ in range(3)]
+    draws = 6
+    rows = [gradients_of(model, batch, range(6 * i, 6 * i + 6), 48) for i, batch in enumerate(batches)]
+    noise = sum(own.var(dim=0).sum().item() for own in rows) / 3
+    between = torch.stack([own.mean(dim=0) for own in rows]).var(dim=0).sum().item() - noise / draws
+    found = gradient_scatter(model, batches, dubio.ELBO(48), draws)
+    assert found == pytest.approx((noise, between), rel=1e-4)
+
+
+def test_without_noise_gradients_scatter_over_batches_alone_and_local_noise_scatters_less_t16() -> None:
+    torch.manual_seed(0)
+    batches = [(torch.rand(32, 5), torch.randint(3, (32,))) for _ in range(4)]
+    plain = nn.Linear(5, 3)
+    noise, between = gradient_scatter(dubio.Deterministic().convert(plain), batches, dubio.ELBO(128), 2)
+    assert noise == pytest.approx(0.0, abs=1e-9)
+    assert between > 1e-4
+    local, weight = (
+        gradient_scatter(dubio.Bayes(init_std=0.3, estimator=name).convert(plain), batches, dubio.ELBO(128), 200)[0]
+        for name in ("local", "weight")
+    )
+    assert local < 0.5 * weight
+
+
+def test_learning_curves_differ_by_the_estimator_alone() -> None:
+    for name in ("m3-lrt-curve", "m3-lrt-curve-600"):
+        spec = load_spec(name)
+        kinds = {cell.name: spec.settings_of(cell) for cell in spec.cells}
+        for local, weight in ((key, key.replace("local", "weight")) for key in kinds if key.startswith("local")):
+            differing = {key for key in kinds[local] if kinds[local][key] != kinds[weight][key]}
+            assert differing == {"estimator"}
+        assert all(max(own["scatter_epochs"]) == own["epochs"] for own in kinds.values())
+        of_ood = settings_of("bbb-ood", "gaussian-kmnist")
+        same = {*TRAINING} - {"estimator", "schedule", "epochs", "curve_every", "train_draws", "momentum"}
+        same -= {"input_dropout", "hidden_dropout", "mixture_weight", "minus_log_wide", "minus_log_narrow"}
+        assert all(own[key] == of_ood[key] for own in kinds.values() for key in same)
+
+
+def test_a_learning_curve_says_when_it_falls_below_the_limit_and_how_calm_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = iter((9.0, 3.0, 2.0, 5.0, 1.0))
+    monkeypatch.setattr(estimators, "error_percent", lambda *given: next(errors))
+    own = {"epochs": 5, "last_epochs": 3, "scatter_epochs": [2, 5]}
+    settings = settings_of("m3-lrt-curve", "weight", "tiny") | own
+    found = estimators.learning_curve(trial_with(settings, tmp_path))
+    assert found.curves["test_error_by_epoch"].y == (9.0, 3.0, 2.0, 5.0, 1.0)
+    assert found.metrics["epochs_to_limit"].value == 2.0
+    assert found.metrics["last_mean"].value == pytest.approx(8 / 3)
+    assert found.metrics["last_spread"].value == pytest.approx(math.sqrt(26 / 9))
+    assert found.curves["scatter_noise_weight"].x == (2.0, 5.0)
+    ratios = [
+        weight / local
+        for weight, local in zip(
+            *(found.curves[f"scatter_noise_{name}"].y for name in ("weight", "local")), strict=True
+        )
+    ]
+    assert found.metrics["noise_ratio"].value == pytest.approx(math.sqrt(math.prod(ratios)))
+    assert found.metrics["noise_share_weight"].value > found.metrics["noise_share_local"].value > 0.0

@@ -248,7 +248,7 @@ def test_evade_is_pgd_without_weight_and_hides_or_raises_uncertainty_with_it() -
     hidden = attacks.Evade(weight=5.0, **options)(model, inputs, labels)
     raised = attacks.Evade(goal="reject", **options)(model, inputs, labels)
     assert entropy(hidden.inputs) < entropy(pgd.inputs) - 0.02
-    assert (hidden.fooled.sum() >= 0.9 * pgd.fooled.sum()) and pgd.fooled.any()
+    assert hidden.fooled.sum() >= 0.9 * pgd.fooled.sum() > 0
     assert entropy(raised.inputs) > entropy(pgd.inputs) + 0.02
 
 

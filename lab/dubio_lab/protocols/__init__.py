@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dubio_lab.protocols import bbb
 from dubio_lab.protocols.alpha import alpha_classification, alpha_honest, alpha_samples
 from dubio_lab.protocols.alpha_attacks import alpha_targeted, alpha_untargeted
+from dubio_lab.protocols.alpha_detection import alpha_detection
 from dubio_lab.protocols.alpha_regression import alpha_regression
 from dubio_lab.protocols.bws import bws_clean, bws_honest, bws_pruning, bws_sources, bws_transfer
 from dubio_lab.protocols.embeddings import embedding_plane, embeddings_judged
@@ -23,11 +24,13 @@ PROTOCOLS: dict[str, Protocol] = {
     "bbb_error": bbb.error,
     "bbb_fgsa": bbb.fgsa,
     "bbb_honest": bbb.honest,
+    "bbb_learning_curve": bbb.learning_curve,
     "bbb_ood": bbb.ood,
     "bbb_pruning": bbb.pruning,
     "bbb_search": bbb.search,
     "bbb_speed": bbb.speed,
     "alpha_classification": alpha_classification,
+    "alpha_detection": alpha_detection,
     "alpha_honest": alpha_honest,
     "alpha_regression": alpha_regression,
     "alpha_samples": alpha_samples,

@@ -6,6 +6,7 @@ penalty (D-31), and one draw makes every alpha the same (T-28). The penalty has 
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,8 +40,11 @@ def dropout_network(trial: Trial, splits: Splits) -> nn.Module:
 
     Settings: ``PARTS``.
     """
+    what = described(trial)
+    # On a GPU it takes a minute; on a CPU a run that was interrupted goes on.
+    folder = trial.checkpoints(what) if trial.device.type == "cpu" else None
     return trial.trained(
-        described(trial), lambda: _untrained(trial, splits), lambda model: _train(trial, model, splits)
+        what, lambda: _untrained(trial, splits), lambda model: _train(trial, model, splits, folder=folder)
     )
 
 
@@ -83,7 +87,9 @@ def _untrained(trial: Trial, splits: Splits) -> nn.Module:
     return Dropout(settings["rate"], alpha, settings["l2"]).convert(builders[settings["network"]]())
 
 
-def _train(trial: Trial, model: nn.Module, splits: Splits, callbacks: Sequence[Callback] = ()) -> FitResult:
+def _train(
+    trial: Trial, model: nn.Module, splits: Splits, callbacks: Sequence[Callback] = (), folder: Path | None = None
+) -> FitResult:
     settings = trial.settings
     run = fit(
         model,
@@ -95,6 +101,8 @@ def _train(trial: Trial, model: nn.Module, splits: Splits, callbacks: Sequence[C
         num_samples=settings["train_draws"],
         precision=settings["precision"],
         callbacks=callbacks,
+        folder=folder,
+        resume=folder is not None,
         seed=trial.seed,
         device=trial.device,
         progress=False,

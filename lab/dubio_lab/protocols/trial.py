@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -70,18 +71,32 @@ class Trial:
 
     def _kept(self, what: dict[str, Any], make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """The same where they lie, on the CPU."""
-        described = json.dumps(what, sort_keys=True)
         self.shared.mkdir(parents=True, exist_ok=True)
-        file = self.shared / f"{hashlib.sha256(described.encode()).hexdigest()[:24]}.safetensors"
+        described, file = json.dumps(what, sort_keys=True), self._file(what)
         with _locked(file.with_suffix(".lock")):
             if not file.is_file():
                 made = {name: value.detach().cpu().contiguous() for name, value in make().items()}
                 origin = {"commit": str(commit_here()), "hardware": hardware_of(self.device)}
                 write_atomically(file, save(made, metadata={"what": described, **origin}))
+                shutil.rmtree(file.with_suffix(".training"), ignore_errors=True)
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata()
             self.origins[file.stem] = f"{metadata['commit']}, {metadata['hardware']}"
             return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+
+    def _file(self, what: dict[str, Any]) -> Path:
+        described = json.dumps(what, sort_keys=True)
+        return self.shared / f"{hashlib.sha256(described.encode()).hexdigest()[:24]}.safetensors"
+
+    def checkpoints(self, what: dict[str, Any]) -> Path:
+        """Folder of the checkpoints of a training that ``learned`` describes so; removed when what it gave is kept.
+
+        ``fit`` with this folder and ``resume=True`` goes on where a run was interrupted, or begins.
+        """
+        return self._file(self._learned(what)).with_suffix(".training")
+
+    def _learned(self, what: dict[str, Any]) -> dict[str, Any]:
+        return {"learned": what, "seed": self.seed}
 
     def learned(
         self, what: dict[str, Any], build: Callable[[], Module], train: Callable[[Module], dict[str, Tensor]]
@@ -104,7 +119,7 @@ class Trial:
             state = {f"model.{name}": value for name, value in model.state_dict().items()}
             return state | {f"history.{name}": value for name, value in history.items()}
 
-        kept = self._kept({"learned": what, "seed": self.seed}, make)
+        kept = self._kept(self._learned(what), make)
         model.load_state_dict(_behind("model.", kept))
         return Learned(model.eval(), _behind("history.", kept))
 

@@ -6,7 +6,9 @@ network's first layer.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,13 +20,13 @@ from dubio.models import build, normalised
 from dubio.objectives import ELBO
 from dubio.prediction import ClassificationPredictive, predict
 from dubio.priors import Normal, Prior, ScaleMixture
-from dubio.training import fit
+from dubio.training import Callback, fit
 from dubio_lab.protocols.images import load_images
 from dubio_lab.protocols.trial import Trial
 from dubio_lab.protocols.watching import Watch
 from dubio_lab.results import Curve
 
-__all__ = ["TRAINING", "Trained", "make_network", "train_network"]
+__all__ = ["TRAINING", "Trained", "error_percent", "fit_network", "make_network", "objective_of", "train_network"]
 
 TRAINING = (
     *("data", "num_validation", "num_train", "num_test"),
@@ -57,15 +59,13 @@ def train_network(trial: Trial) -> Trained:
     assert splits.test is not None
     train, test = splits.train, splits.test
 
-    def look(model: nn.Module) -> dict[str, float]:
-        inputs, targets = test.tensors
-        pred = predict(model, inputs, settings["curve_draws"], keep_samples=False, seed=0)
-        assert isinstance(pred, ClassificationPredictive)
-        return {"error": 100.0 * (pred.label != targets).double().mean().item()}
-
     def train_it(model: nn.Module) -> dict[str, Tensor]:
-        watch = Watch(lambda: look(model), settings["curve_every"], settings["epochs"])
-        _fit(trial, model, train, watch)
+        watch = Watch(
+            lambda: {"error": error_percent(model, test, settings["curve_draws"])},
+            settings["curve_every"],
+            settings["epochs"],
+        )
+        fit_network(trial, model, train, [watch])
         return watch.history
 
     learned = trial.learned(
@@ -75,6 +75,14 @@ def train_network(trial: Trial) -> Trained:
     )
     curve = Curve(tuple(learned.history["epoch"].tolist()), tuple(learned.history["error"].tolist()))
     return Trained(learned.model, splits, test, curve)
+
+
+def error_percent(model: nn.Module, test: Examples, draws: int) -> float:
+    """Test error in percent, of the mean over draws that are the same at every look."""
+    inputs, targets = test.tensors
+    pred = predict(model, inputs, draws, keep_samples=False, seed=0)
+    assert isinstance(pred, ClassificationPredictive)
+    return 100.0 * (pred.label != targets).double().mean().item()
 
 
 def make_network(settings: dict[str, Any], inputs: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -110,7 +118,15 @@ def _with_dropout(net: nn.Module, input_rate: float, hidden_rate: float) -> nn.S
     return nn.Sequential(*layers)
 
 
-def _fit(trial: Trial, model: nn.Module, train: Examples, watch: Watch) -> None:
+def objective_of(settings: dict[str, Any]) -> ELBO:
+    """The bound, as the settings weight its divergence."""
+    return ELBO(beta=settings["beta"], kl_weighting=settings["kl_weighting"], warmup=settings["warmup"])
+
+
+def fit_network(
+    trial: Trial, model: nn.Module, train: Examples, callbacks: Sequence[Callback], folder: Path | None = None
+) -> None:
+    """Train a network as the settings describe; with a folder, from the checkpoint there, if there is one."""
     settings = trial.settings
 
     def sgd(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -119,7 +135,7 @@ def _fit(trial: Trial, model: nn.Module, train: Examples, watch: Watch) -> None:
     fit(
         model,
         train,
-        objective=ELBO(beta=settings["beta"], kl_weighting=settings["kl_weighting"], warmup=settings["warmup"]),
+        objective=objective_of(settings),
         epochs=settings["epochs"],
         batch_size=settings["batch_size"],
         lr=settings["lr"],
@@ -127,7 +143,9 @@ def _fit(trial: Trial, model: nn.Module, train: Examples, watch: Watch) -> None:
         optimizer={"adam": None, "sgd": sgd}[settings["optimiser"]],
         schedule=settings["schedule"],
         num_samples=settings["train_draws"],
-        callbacks=[watch],
+        callbacks=callbacks,
+        folder=folder,
+        resume=folder is not None,
         seed=trial.seed,
         device=trial.device,
         precision=settings["precision"],
