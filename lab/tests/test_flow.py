@@ -15,16 +15,20 @@ from dubio.data.examples import Examples
 from dubio.flows import NormalAffine, NormalInvConv, NormalPlanar1d
 from dubio.models.by_name import build
 from dubio.nn.flow import FlowNoise
+from dubio.objectives import Loss
 from dubio_lab import load_spec
 from dubio_lab.protocols import PROTOCOLS, Trial, flow_networks, flow_on_images, flow_on_plane
-from dubio_lab.protocols.flow_networks import bound, described
+from dubio_lab.protocols.flow_networks import bound, described, noise_std
 from dubio_lab.protocols.trial import Learned
 
 pytest.importorskip("sklearn")
 
 CELLS = {
     (spec, cell.name): cell
-    for spec in ("flow-2d", "flow-lengths", "flow-paired", "flow-lenet", "flow-honest")
+    for spec in (
+        *("flow-2d", "flow-lengths", "flow-lengths-curves", "flow-paired", "flow-lenet", "flow-honest"),
+        *("nfi-lenet-cifar10", "nfi-lenet-cifar10-honest", "nfi-plane-underfit"),
+    )
     for cell in load_spec(spec).cells
 }
 
@@ -170,13 +174,114 @@ def test_what_is_paired_are_the_networks_of_the_other_specs() -> None:
             assert described(own, flow_on_plane.NETWORK) in known
 
 
-def test_the_honest_figures_are_those_of_the_networks_of_the_table() -> None:
-    table, honest = load_spec("flow-lenet"), load_spec("flow-honest")
-    names = (*flow_on_images.EARLIER, *flow_on_images.LATER)
-    known = {cell.name: described(table.settings_of(cell), names) for cell in table.cells}
-    assert {cell.name: described(honest.settings_of(cell), names) for cell in honest.cells} == {
-        name: settings for name, settings in known.items() if name != "pretrained"
+def network_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """All that a network of images depends on."""
+    required = (*flow_on_images.EARLIER, *flow_on_images.LATER)
+    return described(settings, required, (*flow_on_images.ALSO_EARLIER, *flow_on_images.ALSO_LATER))
+
+
+@pytest.mark.parametrize(
+    ("table_name", "honest_name", "left_out"),
+    [
+        ("flow-lenet", "flow-honest", {"pretrained"}),
+        ("nfi-lenet-cifar10", "nfi-lenet-cifar10-honest", {"pretrained", "dropout", "no-flow-entropy", "flow-entropy"}),
+    ],
+)
+def test_the_honest_figures_are_those_of_the_networks_of_the_table(
+    table_name: str, honest_name: str, left_out: set[str]
+) -> None:
+    table, honest = load_spec(table_name), load_spec(honest_name)
+    known = {cell.name: network_of(table.settings_of(cell)) for cell in table.cells}
+    assert {cell.name: network_of(honest.settings_of(cell)) for cell in honest.cells} == {
+        name: settings for name, settings in known.items() if name not in left_out
     }
+
+
+def test_settings_that_only_some_specs_have_change_no_other_network() -> None:
+    (cell,) = (cell for cell in load_spec("flow-lenet").cells if cell.name == "flow")
+    settings = load_spec("flow-lenet").settings_of(cell)
+    assert not {*network_of(settings)} & {"augment", "gamma", "flow_blocks", "watch_mean"}
+    assert network_of({**settings, "gamma": 0.1}) == {**network_of(settings), "gamma": 0.1}
+
+
+def test_what_is_followed_by_epoch_are_the_networks_of_flow_lengths(tiny: Callable[..., Trial]) -> None:
+    lengths, curves = load_spec("flow-lengths"), load_spec("flow-lengths-curves")
+    for cell, other in zip(lengths.cells, curves.cells, strict=True):
+        assert cell == other
+        assert curves.settings_of(cell) == {**lengths.settings_of(cell), "follow_bound": True}
+    assert lengths.seeds == curves.seeds
+    options = {"max_epochs": 3, "settle_epochs": 2, "num_data": 256}
+    found = PROTOCOLS["flow_lengths"](tiny("flow-lengths-curves", "length-2", **options))
+    without = PROTOCOLS["flow_lengths"](tiny("flow-lengths", "length-2", **options))
+    assert found.metrics == without.metrics
+    assert {*without.curves} == {"loss"}
+    assert {*found.curves} == {"loss", "elbo", "log_likelihood", "kl"}
+    assert found.curves["elbo"].x == (1.0, 2.0, 3.0, 4.0, 5.0)
+    assert found.curves["elbo"].y == pytest.approx([-loss for loss in found.curves["loss"].y], abs=1e-6)
+    parts = (found.curves[name].y for name in ("log_likelihood", "kl"))
+    assert found.curves["elbo"].y == pytest.approx(
+        [likelihood - kl / 256 for likelihood, kl in zip(*parts, strict=True)]
+    )
+
+
+def test_networks_of_few_epochs_are_those_of_flow_2d_stopped_there(tiny: Callable[..., Trial]) -> None:
+    converged, few = load_spec("flow-2d"), load_spec("nfi-plane-underfit")
+    ends = {"max_epochs", "patience", "settle_epochs"}
+    for cell in few.cells:
+        kind = "deterministic" if cell.name.startswith("deterministic") else "stochastic"
+        own, other = few.settings_of(cell), converged.settings_of(CELLS["flow-2d", kind])
+        assert {name for name in flow_on_plane.NETWORK if own[name] != other[name]} == ends
+        assert own["max_epochs"] == int(cell.name.rpartition("-")[2]) < own["patience"]
+    found = PROTOCOLS["flow_plane"](tiny("nfi-plane-underfit", "deterministic-5", max_epochs=4))
+    assert found.metrics["epochs"].value == 4.0
+
+
+def test_the_spread_of_the_noise_is_that_of_its_factors() -> None:
+    model = dubio.Flow(NormalAffine()).convert(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))
+    assert noise_std(model, 0).value == pytest.approx(0.5, rel=0.02)  # as it begins, the prior
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, FlowNoise):
+                module.steps[0].log_scale.fill_(math.log(0.1) if module.channels == 2 else -30.0)
+    found = noise_std(model, 0)
+    assert found.value == pytest.approx(2 * 0.05 / 5, rel=0.05)  # two channels of 0.05, three that are points
+    assert found.n == 5
+    assert noise_std(dubio.Deterministic().convert(nn.Linear(2, 2)), 0).value == 0.0
+
+
+def test_settings_of_images_reach_the_method_and_the_batches(tiny: Callable[..., Trial]) -> None:
+    net = build("lenet:3x32x32-10")
+    blocks = ["inv-conv", "affine", "planar-1d", "affine", "affine"]
+    trial = tiny("nfi-lenet-cifar10", "flow-entropy", flow_blocks=blocks, augment="crop-and-flip")
+    method = flow_on_images._method(trial, net)
+    assert blocks_of(method.convert(net)) == [
+        *(NormalInvConv(), NormalAffine(), NormalPlanar1d(), NormalAffine(), NormalAffine())
+    ]
+    assert method.objective(10) == dubio.ELBO(10, gamma=0.1)
+    train = Examples(torch.rand(20, 3, 32, 32), torch.arange(20) % 10, tuple("0123456789"))
+    batches = flow_on_images._batches(trial, train)
+    assert (batches.batch_size, batches.augment) == (128, dubio.data.CropAndFlip())
+    assert flow_on_images._batches(tiny("flow-lenet", "flow"), train) is train
+    with pytest.raises(ValueError, match="augment must be 'none' or 'crop-and-flip', got 'mixup'"):
+        flow_on_images._batches(tiny("nfi-lenet-cifar10", "flow", augment="mixup"), train)
+
+
+def test_ordinary_dropout_is_the_same_network_with_its_masks_off(tiny: Callable[..., Trial]) -> None:
+    options = {"pretrain_epochs": 2, "epochs": 2, "pretrain_lr": 0.1, "draws": 3}
+    trials = [tiny("nfi-lenet-cifar10", name, **options) for name in ("dropout", "dropout-draws")]
+    ordinary, drawn = (PROTOCOLS["flow_images"](trial) for trial in trials)
+    splits = flow_on_images.load_images(trials[0])
+    one, other = (flow_on_images._learn(trial, splits).model.state_dict() for trial in trials)
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+    assert splits.test is not None
+    inputs, targets = splits.test.tensors
+    model = flow_on_images._learn(trials[0], splits).model
+    with dubio.noise_off(), torch.no_grad():
+        expected = nn.functional.cross_entropy(model(inputs), targets).item()
+    assert ordinary.metrics["nll"].value == pytest.approx(expected, abs=1e-5) != drawn.metrics["nll"].value
+    assert ordinary.curves["accuracy"].y[-1] == pytest.approx(ordinary.metrics["accuracy"].value)
+    assert ordinary.curves["ece"].y != drawn.curves["ece"].y
+    assert {*ordinary.curves} == {*drawn.curves} == {*load_spec("nfi-lenet-cifar10").curves}
 
 
 def test_lenet_has_the_noise_of_the_source_layer_by_layer(tiny: Callable[..., Trial]) -> None:
@@ -210,7 +315,8 @@ def test_networks_with_noise_begin_as_the_pretrained_one_and_test_images_decide_
         assert (options["lr"], options["noise_lr"], options["optimizer"]) == (2e-4, 2e-3, torch.optim.Adam)
         assert "validation" not in options
         begun.append(model)
-        options["callbacks"][0].on_epoch({"epoch": 1})
+        zero = torch.zeros(())
+        options["callbacks"][0].on_step(2, Loss(zero, zero, {}, None))  # the second of two batches ends the epoch
         return SimpleNamespace(history=({"nll": 1.0, "divergence": 128.0},), mode="eager", reason="", seconds=0.0)
 
     monkeypatch.setattr(flow_on_images, "fit", fit)

@@ -12,19 +12,41 @@ import torch
 from torch import nn
 
 from dubio.data import Examples
+from dubio.nn import FlowNoise
 from dubio.objectives import ELBO
 from dubio_lab.protocols.measuring import mean_of
 from dubio_lab.results import Measured
 
-__all__ = ["bound", "described"]
+__all__ = ["bound", "described", "noise_std"]
 
 ROWS = 5000
 """Examples at a time, all draws of them together."""
+FACTORS = 4096
+"""Draws of a layer's factors by which their standard deviation is measured."""
 
 
-def described(settings: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """These of the settings; None for what a run does not limit."""
-    return {name: settings.get(name) for name in names}
+def described(settings: dict[str, Any], names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, Any]:
+    """These of the settings; None for what a run does not limit, and nothing for optional ones that it lacks."""
+    return {name: settings.get(name) for name in names} | {
+        name: settings[name] for name in optional if name in settings
+    }
+
+
+@torch.no_grad()
+def noise_std(model: nn.Module, seed: int) -> Measured:
+    """Standard deviation of the factors that layers' inputs are multiplied with, the mean over channels of all layers.
+
+    It is 0 where there is no such noise, and where the posterior has contracted to a point.
+    """
+    generator, stds = torch.Generator().manual_seed(seed), []
+    for noise in (module for module in model.modules() if isinstance(module, FlowNoise)):
+        channels = noise.channels
+        z = noise.base.mean + noise.base.std * torch.randn(FACTORS, channels, generator=generator)
+        z = z.to(next(noise.parameters()).device)
+        for step in noise.steps:
+            z, _ = step(z)
+        stds.append(z.std(dim=0))
+    return Measured(torch.cat(stds).mean().item(), n=sum(map(len, stds))) if stds else Measured(0.0, n=0)
 
 
 @torch.no_grad()

@@ -1,22 +1,25 @@
-"""LeNet with flow noise: trained by the ordinary loss first, then with noise on the inputs of its layers.
+"""LeNet and VGG16 with flow noise: trained by the ordinary loss first, then with noise on the inputs of their layers.
 
 Every network begins with the same pre-trained weights and is trained on by the same recipe, so that what differs is the
 noise alone: none, masks, a Gaussian ("no flow"), or flows. Test images are looked at after every epoch and decide
 nothing: what is measured is the network of the last epoch, and the best epoch stands beside it.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dubio._engine import noise_off
 from dubio.convert import to_mean
-from dubio.data import Splits
-from dubio.flows import NormalAffine
+from dubio.data import CropAndFlip, Examples, Loader, Splits
+from dubio.flows import FlowBlock, NormalAffine, NormalInvConv, NormalPlanar1d
 from dubio.methods import Deterministic, Dropout, Flow, Method
 from dubio.models import build
 from dubio.training import fit
-from dubio_lab.protocols.flow_networks import bound, described
+from dubio_lab.protocols.flow_networks import bound, described, noise_std
 from dubio_lab.protocols.images import load_images
 from dubio_lab.protocols.judging import judge
 from dubio_lab.protocols.measuring import predict_classes, quality
@@ -33,10 +36,19 @@ EARLIER = (
 """The settings that a network depends on up to the end of its pre-training."""
 LATER = ("method", "epochs", "lr", "noise_lr", "train_draws", "beta", "dropout_rate")
 """The settings that it depends on from there."""
+ALSO_EARLIER, ALSO_LATER = ("augment",), ("gamma", "flow_blocks", "watch_mean")
+"""Those that only some specs have."""
+BLOCKS: dict[str, FlowBlock] = {"affine": NormalAffine(), "inv-conv": NormalInvConv(), "planar-1d": NormalPlanar1d()}
 
 
 def flow_images(trial: Trial) -> Findings:
-    """Quality of one network on test images, the bound it reached, and how it learned."""
+    """Quality of one network on test images, the bound it reached, and how it learned.
+
+    Settings: those in ``EARLIER`` and ``LATER``; ``draws``, ``bound_draws`` and ``bound_groups``. A spec may also have
+    ``augment``, which is ``"crop-and-flip"``; ``gamma``, the weight of the entropy; ``flow_blocks``, the name of a
+    block for each layer; ``watch_mean``, whether the mean network is looked at after every epoch, too; and with that
+    ``ordinary``, whether it is the mean network that is measured.
+    """
     settings = trial.settings
     splits = load_images(trial)
     assert splits.train is not None
@@ -44,11 +56,17 @@ def flow_images(trial: Trial) -> Findings:
     learned = _learn(trial, splits)
     trial.tell("trained")
     inputs, targets = splits.test.tensors
-    metrics = quality(predict_classes(trial, learned.model, inputs).log_probs, targets)
-    metrics |= bound(learned.model, splits.train, settings["bound_draws"], settings["bound_groups"], trial.seed)
-    metrics["best_accuracy"] = Measured(learned.history["accuracy"].max().item(), n=len(targets))
     history = dict(learned.history)
     epochs = tuple(history.pop("epoch").tolist())
+    of_the_mean = {name: history.pop(f"{name}_mean") for name in ("accuracy", "ece") if f"{name}_mean" in history}
+    is_ordinary = settings.get("ordinary", False)
+    if is_ordinary:
+        history |= of_the_mean
+    with _ordinary(is_ordinary):
+        metrics = quality(predict_classes(trial, learned.model, inputs).log_probs, targets)
+        metrics |= bound(learned.model, splits.train, settings["bound_draws"], settings["bound_groups"], trial.seed)
+    metrics["best_accuracy"] = Measured(history["accuracy"].max().item(), n=len(targets))
+    metrics["noise_std"] = noise_std(learned.model, trial.judging_seed)
     return Findings(metrics, {name: Curve(epochs, tuple(values.tolist())) for name, values in history.items()})
 
 
@@ -66,10 +84,12 @@ def _learn(trial: Trial, splits: Splits) -> Learned[nn.Module]:
         return first
     plain = to_mean(first.model)
 
-    def train(model: nn.Module) -> dict[str, Tensor]:
-        return _train(trial, splits, model, settings["epochs"], settings["lr"], settings["noise_lr"], torch.optim.Adam)
+    what = {"images": described(settings, (*EARLIER, *LATER), (*ALSO_EARLIER, *ALSO_LATER))}
 
-    what = {"images": described(settings, (*EARLIER, *LATER))}
+    def train(model: nn.Module) -> dict[str, Tensor]:
+        rates = settings["lr"], settings["noise_lr"]
+        return _train(trial, splits, model, what, settings["epochs"], *rates, torch.optim.Adam)
+
     return trial.learned(what, lambda: _method(trial, plain).convert(plain), train)
 
 
@@ -78,15 +98,14 @@ def _pretrained(trial: Trial, splits: Splits) -> Learned[nn.Module]:
     assert splits.train is not None
     shape, num_classes = splits.train.shape, len(splits.train.classes)
     descend = partial(torch.optim.SGD, momentum=settings["momentum"])
+    what = {"images, pre-trained": described(settings, EARLIER, ALSO_EARLIER)}
 
     def train(model: nn.Module) -> dict[str, Tensor]:
         rate = settings["pretrain_lr"]
-        return _train(trial, splits, model, settings["pretrain_epochs"], rate, rate, descend)
+        return _train(trial, splits, model, what, settings["pretrain_epochs"], rate, rate, descend)
 
     return trial.learned(
-        {"images, pre-trained": described(settings, EARLIER)},
-        lambda: Deterministic().convert(build(settings["model"], inputs=shape, num_classes=num_classes)),
-        train,
+        what, lambda: Deterministic().convert(build(settings["model"], inputs=shape, num_classes=num_classes)), train
     )
 
 
@@ -94,11 +113,13 @@ def _method(trial: Trial, net: nn.Module) -> Method:
     """What makes the network of the cell stochastic."""
     settings = trial.settings
     linear = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
+    weights = {"beta": settings["beta"], "gamma": settings.get("gamma", 0.0)}
+    blocks = tuple(BLOCKS[name] for name in settings["flow_blocks"]) if "flow_blocks" in settings else None
     methods: dict[str, Method] = {
         "deterministic": Deterministic(),
         "dropout": Dropout(settings["dropout_rate"], l2=0.0, where=tuple(linear[1:])),
-        "no flow": Flow(NormalAffine(), beta=settings["beta"]),
-        "flow": Flow(beta=settings["beta"]),  # a flow before every second layer
+        "no flow": Flow(NormalAffine(), **weights),
+        "flow": Flow(blocks, **weights),  # a flow before every second layer, unless blocks are named
     }
     return methods[settings["method"]]
 
@@ -107,25 +128,34 @@ def _train(
     trial: Trial,
     splits: Splits,
     model: nn.Module,
+    what: dict[str, Any],
     epochs: int,
     lr: float,
     noise_lr: float,
     optimizer: "partial[torch.optim.SGD] | type[torch.optim.Adam]",
 ) -> dict[str, Tensor]:
-    """Train it, and look at it after every epoch."""
+    """Train it, and look at it after every epoch; on a CPU from the checkpoint, if it was interrupted."""
     settings = trial.settings
     assert splits.train is not None
     assert splits.test is not None
     inputs, targets = splits.test.tensors
+    batches = _batches(trial, splits.train)
+
+    def seen(draws: int, ending: str = "") -> dict[str, float]:
+        measured = quality(predict_classes(trial, model, inputs, draws).log_probs, targets)
+        return {f"{name}{ending}": measured[name].value for name in ("accuracy", "ece")}
 
     def look() -> dict[str, float]:
-        seen = quality(predict_classes(trial, model, inputs, settings["epoch_draws"]).log_probs, targets)
-        return {name: seen[name].value for name in ("accuracy", "ece")}
+        by_draws = seen(settings["epoch_draws"])
+        with noise_off():
+            return by_draws | (seen(1, "_mean") if settings.get("watch_mean", False) else {})
 
-    watch = Watch(look)
+    folder = trial.checkpoints(what) if trial.device.type == "cpu" else None
+    num_steps = -(-len(splits.train) // settings["batch_size"])
+    watch = Watch(look, file=None if folder is None else folder / "looks.json", steps_per_epoch=num_steps)
     run = fit(
         model,
-        splits.train,
+        batches,
         epochs=epochs,
         batch_size=settings["batch_size"],
         lr=lr,
@@ -133,6 +163,8 @@ def _train(
         optimizer=optimizer,
         num_samples=settings["train_draws"],
         callbacks=[watch],
+        folder=folder,
+        resume=folder is not None,
         seed=trial.seed,
         device=trial.device,
         progress=False,
@@ -146,3 +178,18 @@ def _train(
         "kl": divergence,
         "elbo": likelihood - divergence / len(splits.train),
     }
+
+
+def _batches(trial: Trial, train: Examples) -> Examples | Loader:
+    """What is trained on: the examples, or batches of them that are shifted and mirrored at random."""
+    kind = trial.settings.get("augment", "none")
+    if kind not in ("none", "crop-and-flip"):
+        raise ValueError(f"augment must be 'none' or 'crop-and-flip', got {kind!r}")
+    if kind == "none":
+        return train
+    return Loader(train, trial.settings["batch_size"], seed=trial.seed, augment=CropAndFlip())
+
+
+def _ordinary(is_ordinary: bool) -> AbstractContextManager[object]:
+    """Whether prediction is that of the mean network."""
+    return noise_off() if is_ordinary else nullcontext()

@@ -3,8 +3,8 @@
 All networks learn by one rule until they have converged: at a constant rate until no epoch's training loss was the
 lowest so far for ``patience`` epochs, at most ``max_epochs`` (``early_epochs`` where ``early`` is set); then
 ``settle_epochs`` more while the rate falls to zero, so that what is compared is where they settle and not how they
-jitter. Nothing is stopped by data that were held out. Networks of one seed have the same points, so differences between
-them are paired.
+jitter. Nothing is stopped by data that were held out. Without ``settle_epochs`` they are what they are after
+``max_epochs``, if that is soon. Networks of one seed have the same points, so differences between them are paired.
 """
 
 from dataclasses import replace
@@ -30,6 +30,8 @@ NETWORK = (
     *("max_epochs", "early", "early_epochs", "patience", "settle_epochs"),
 )
 """The settings that a network depends on."""
+ALSO = ("follow_bound",)
+"""Those that only some specs have."""
 TEST_SEED = 1_000_000
 """Added to the seed of the points to test on."""
 
@@ -58,7 +60,7 @@ def flow_plane(trial: Trial) -> Findings:
 
 
 def flow_lengths(trial: Trial) -> Findings:
-    """The bound that a flow of some length reaches, and its two parts."""
+    """The bound that a flow of some length reaches, and its two parts; by epoch, too, with ``follow_bound``."""
     settings = trial.settings
     train, test = plane_points(trial)
     learned = _learn(trial)
@@ -67,7 +69,7 @@ def flow_lengths(trial: Trial) -> Findings:
     epochs = torch.arange(1, len(learned.history["loss"]) + 1)
     return Findings(
         {**metrics, "test_nll": tested["nll"], "epochs": Measured(float(len(epochs)))},
-        {"loss": _curve(epochs, learned.history["loss"])},
+        {name: _curve(epochs, values) for name, values in learned.history.items()},
     )
 
 
@@ -126,17 +128,17 @@ def _learn(trial: Trial) -> Learned[nn.Module]:
             return Deterministic().convert(net)
         return Flow(NormalPlanar1d(settings["length"]), beta=settings["beta"]).convert(net)
 
-    what = {"plane": described(settings, NETWORK)}
+    what = {"plane": described(settings, NETWORK, ALSO)}
     return trial.learned(what, build, lambda model: _train(trial, model))
 
 
 def _train(trial: Trial, model: nn.Module) -> dict[str, Tensor]:
-    """Until it has converged; the training loss of every epoch."""
+    """Until it has converged; the training loss of every epoch, and its parts where they are followed."""
     settings = trial.settings
     train, _ = plane_points(trial)
     steps = StepCache()  # compiled once for both parts
 
-    def go(epochs: int, patience: int | None, schedule: Schedule, seed: int) -> list[float]:
+    def go(epochs: int, patience: int | None, schedule: Schedule, seed: int) -> tuple[dict[str, float], ...]:
         run = fit(
             model,
             train,
@@ -156,12 +158,19 @@ def _train(trial: Trial, model: nn.Module) -> dict[str, Tensor]:
         trial.tell(
             f"{len(run.history)} epochs, {run.mode}{run.reason and f', since {run.reason}'}, {run.seconds:.0f} s"
         )
-        return [metrics["loss"] for metrics in run.history]
+        return run.history
 
     most = settings["early_epochs"] if settings["early"] else settings["max_epochs"]
-    losses = go(most, settings["patience"], "constant", trial.seed)
-    losses += go(settings["settle_epochs"], None, "linear", trial.seed + TEST_SEED)
-    return {"loss": torch.tensor(losses)}
+    history = go(most, settings["patience"], "constant", trial.seed)
+    if settings["settle_epochs"]:
+        history += go(settings["settle_epochs"], None, "linear", trial.seed + TEST_SEED)
+    curves = {"loss": torch.tensor([metrics["loss"] for metrics in history])}
+    if settings.get("follow_bound", False):
+        likelihood = torch.tensor([-metrics["nll"] for metrics in history])
+        divergence = torch.tensor([metrics.get("divergence", 0.0) for metrics in history])
+        bound_by_epoch = likelihood - divergence / settings["num_data"]
+        curves |= {"log_likelihood": likelihood, "kl": divergence, "elbo": bound_by_epoch}
+    return curves
 
 
 def _draw(trial: Trial, model: nn.Module, points: Examples) -> None:

@@ -7,7 +7,7 @@ judged by the same measures; its mutual information is zero, so entropy stands b
 import warnings
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dubio import functional
 from dubio._engine import Using
@@ -26,26 +26,18 @@ __all__ = ["judge"]
 
 
 def judge(trial: Trial, model: nn.Module, splits: Splits) -> Findings:
-    """Judge a converted classifier of images.
+    """Judge a converted classifier of images; without validation images no temperature is looked for.
 
     Settings: ``draws``, ``judge_epsilon``, ``judge_images`` (how many test images are attacked), ``judge_steps`` and
     ``judge_draws`` of the attack, ``audit_budget``, ``audit_images`` (0 for no audit); and those of ``load_unseen``.
     """
     settings = trial.settings
-    draws, seed = settings["draws"], trial.judging_seed
-    assert splits.validation is not None
     assert splits.test is not None
     inputs, targets = splits.test.tensors
     pred = predict_classes(trial, model, inputs)
     metrics = quality(pred.log_probs, targets)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a temperature is at the edge can be seen from it
-        scaling = calibrate(model, splits.validation, num_samples=draws, batch_size=10_000, seed=seed)
-    assert isinstance(scaling, Temperature)
-    metrics["temperature"] = Measured(scaling.temperature)
-    metrics["ece_after_temperature"] = quality(
-        functional.calibration.scaled_log_probs(pred.log_probs, torch.tensor(scaling.temperature)), targets
-    )["ece"]
+    if splits.validation is not None:
+        metrics |= _calibrated(trial, model, splits.validation, pred, targets)
     trial.tell("predicted")
     metrics |= _unseen(trial, model, pred)
     with Using(estimator="weight"):  # an attacked draw is one set of weights, however the network was trained
@@ -53,6 +45,20 @@ def judge(trial: Trial, model: nn.Module, splits: Splits) -> Findings:
         trial.tell("attacked")
         findings = Findings(metrics)
         return findings | _audited(trial, model, splits.test) if settings["audit_images"] else findings
+
+
+def _calibrated(
+    trial: Trial, model: nn.Module, held_out: Examples, pred: ClassificationPredictive, targets: Tensor
+) -> dict[str, Measured]:
+    """The temperature that suits held-out images, and the calibration error on the test images with it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a temperature is at the edge can be seen from it
+        scaling = calibrate(
+            model, held_out, num_samples=trial.settings["draws"], batch_size=10_000, seed=trial.judging_seed
+        )
+    assert isinstance(scaling, Temperature)
+    scaled = functional.calibration.scaled_log_probs(pred.log_probs, torch.tensor(scaling.temperature))
+    return {"temperature": Measured(scaling.temperature), "ece_after_temperature": quality(scaled, targets)["ece"]}
 
 
 def _unseen(trial: Trial, model: nn.Module, seen: ClassificationPredictive) -> dict[str, Measured]:
