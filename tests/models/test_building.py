@@ -37,6 +37,16 @@ NAMES = [
     ("resnext101_32x8d:imagenet", COLOUR, "resnext101_32x8d:imagenet:3x32x32-10"),
     ("preresnet18", COLOUR, "preresnet18:cifar:3x32x32-10"),
     ("preresnet18:imagenet", COLOUR, "preresnet18:imagenet:3x32x32-10"),
+    ("resnet20", COLOUR, "resnet20:cifar:3x32x32-10"),
+    ("resnet20_v2", COLOUR, "resnet20_v2:cifar:3x32x32-10"),
+    ("resnet18:w16", COLOUR, "resnet18:cifar:w16:3x32x32-10"),
+    ("resnet18:imagenet:w16:3x32x32-10", None, "resnet18:imagenet:w16:3x32x32-10"),
+    ("preresnet18:w8", COLOUR, "preresnet18:cifar:w8:3x32x32-10"),
+    ("resnet50:w8", COLOUR, "resnet50:cifar:w8:3x32x32-10"),
+    ("resnet18:w64", COLOUR, "resnet18:cifar:3x32x32-10"),
+    ("resnet20:w64", COLOUR, "resnet20:cifar:w64:3x32x32-10"),
+    ("vgg16:w16", COLOUR, "vgg16:w16:3x32x32-10"),
+    ("vgg16:w16:3x32x32-10,normalise=cifar10", None, "vgg16:w16:3x32x32-10,normalise=cifar10"),
     ("lenet:1x28x28-10,normalise=signed", GREY, "lenet:1x28x28-10,normalise=signed"),
 ]
 
@@ -151,6 +161,9 @@ def test_sizes_are_read_from_the_name() -> None:
         ("vgg16:1x28x28-10", {}, r"^inputs of vgg16 must be .* with sides of at least 32, got \(1, 28, 28\)$"),
         ("resnet18:tiny:3x32x32-10", {}, r"^model must be like resnet18:cifar:3x32x32-10, with plain whole numbers"),
         ("resnet18:cifar:imagenet", {}, r"^model must be like resnet18:cifar:3x32x32-10"),
+        ("resnet18:w0:3x32x32-10", {}, r"^model must be like resnet18:cifar:3x32x32-10"),
+        ("resnet18:w16:w16:3x32x32-10", {}, r"^model must be like resnet18:cifar:3x32x32-10"),
+        ("lenet:w16:3x32x32-10", {}, r"^model must be like lenet:1x28x28-10"),
         (
             "lenet:1x28x28-10",
             {"inputs": (1, 8, 8)},

@@ -11,6 +11,7 @@ from torch import nn
 import dubio
 from dubio.models.by_name import build
 from dubio.models.networks import (
+    ZeroPadded,
     dad_cnn,
     dad_mlp,
     fc,
@@ -64,12 +65,51 @@ def test_residual_networks_have_the_published_counts(name: str, expected: int) -
     assert count_of(name) == expected
 
 
-def test_vgg16_has_its_layers_parameters() -> None:
-    channels = (3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
+@pytest.mark.parametrize(("name", "width"), [("vgg16:3x32x32-10", 64), ("vgg16:w16:3x32x32-10", 16)])
+def test_vgg16_has_its_layers_parameters(name: str, width: int) -> None:
+    channels = (3, *(width * factor for factor in (1, 1, 2, 2, 4, 4, 4, 8, 8, 8, 8, 8, 8)))
     convolutions = sum(9 * a * b + b for a, b in pairwise(channels))
     norms = 2 * sum(channels[1:])
-    classifier = 512 * 1024 + 1024 + 1024 * 512 + 512 + 512 * 10 + 10
-    assert count_of("vgg16:3x32x32-10") == convolutions + norms + classifier
+    features = 8 * width
+    classifier = features * 2 * features + 2 * features + 2 * features * features + features + features * 10 + 10
+    assert count_of(name) == convolutions + norms + classifier
+
+
+def test_resnet20_has_the_published_count_and_its_second_version_strided_convolutions() -> None:
+    # 0.27 million (He et al. 2016): 19 convolutions, their norms and a linear layer.
+    convolutions = 9 * (3 * 16 + 6 * 16 * 16 + 16 * 32 + 5 * 32 * 32 + 32 * 64 + 5 * 64 * 64)
+    norms = 2 * (7 * 16 + 6 * 32 + 6 * 64)
+    assert count_of("resnet20:cifar:3x32x32-10") == convolutions + norms + 64 * 10 + 10 == 269_722
+    shortcuts = 16 * 32 + 2 * 32 + 32 * 64 + 2 * 64
+    assert count_of("resnet20_v2:cifar:3x32x32-10") == 269_722 + shortcuts
+
+
+def test_a_shortcut_without_parameters_leaves_pixels_out_and_adds_channels_of_zeros() -> None:
+    images = torch.rand(2, 3, 6, 6)
+    short = ZeroPadded(3, 8, 2)(images)
+    assert short.shape == (2, 8, 3, 3)
+    assert torch.equal(short[:, :3], images[:, :, ::2, ::2])
+    assert not short[:, 3:].any()
+
+
+@pytest.mark.parametrize("kind", ["resnet18:cifar", "resnet50:imagenet", "preresnet18:cifar", "vgg16"])
+def test_a_width_scales_every_layer(kind: str) -> None:
+    with torch.device("meta"):
+        whole, quarter = (build(f"{kind}{width}:3x32x32-10") for width in ("", ":w16"))
+    pairs = list(zip(whole.modules(), quarter.modules(), strict=True))
+    convolutions = [(one, other) for one, other in pairs if isinstance(one, nn.Conv2d)]
+    assert len(convolutions) > 12
+    assert all(one.out_channels == 4 * other.out_channels for one, other in convolutions)
+    assert all(one.in_channels in (3, 4 * other.in_channels) for one, other in convolutions)
+    assert all(one.num_features == 4 * other.num_features for one, other in pairs if isinstance(one, nn.BatchNorm2d))
+    assert all(one.in_features == 4 * other.in_features for one, other in pairs if isinstance(one, nn.Linear))
+
+
+def test_a_width_must_be_a_whole_number_of_at_least_one() -> None:
+    with pytest.raises(ValueError, match=r"^width of resnet18 must be a whole number of at least 1, got 0$"):
+        resnet18(COLOUR, 10, width=0)
+    with pytest.raises(ValueError, match=r"^width of vgg16 must be a whole number of at least 1, got 0$"):
+        vgg16(COLOUR, 10, width=0)
 
 
 def test_preactivation_leaves_out_the_norms_of_stem_and_shortcuts() -> None:

@@ -28,6 +28,8 @@ from dubio.models.networks import (
     normalised,
     preresnet18,
     resnet18,
+    resnet20,
+    resnet20_v2,
     resnet50,
     resnext101_32x8d,
     sizes_of,
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Sizes", "Stem", "architecture_of", "build", "sizes_of"]
 __all__ += ["dad_cnn", "dad_mlp", "fc", "lenet", "mlp", "vgg16", "vib_mlp"]
-__all__ += ["preresnet18", "resnet18", "resnet50", "resnext101_32x8d"]
+__all__ += ["preresnet18", "resnet18", "resnet20", "resnet20_v2", "resnet50", "resnext101_32x8d"]
 __all__ += ["DADCNN", "VGG16", "VIBMLP", "LeNet", "PreActResNet", "ResNet"]
 __all__ += ["NORMALISATIONS", "Normalise", "Standardise", "normalised", "standardised"]
 

@@ -10,8 +10,9 @@ and contains the sizes of the network, or leaves them to ``inputs`` and ``num_cl
     fc:100-100                  hidden widths, FC-100-100-10 of the papers; fc alone is softmax regression
     lenet:1x28x28-10            channels x height x width - classes; also dad_cnn and vgg16
     vib_mlp:784-10              features - classes; an image shape counts as its number of features
-    resnet18:cifar:3x32x32-10   a stem, cifar (the default) or imagenet; also resnet50, resnext101_32x8d and
-                                preresnet18
+    resnet18:cifar:3x32x32-10   a stem, cifar (the default) or imagenet; also resnet50, resnext101_32x8d, preresnet18,
+                                resnet20 and resnet20_v2
+    resnet18:cifar:w16:3x32x32-10   a width, the channels of the first stage, before the sizes; also vgg16:w16
     torchvision:resnet34:10     a model of torchvision or timm, [inputs -] classes
     timm:vit_tiny_patch16_224:3x224x224-10
 
@@ -27,16 +28,19 @@ torchvision and timm are imported only when a name of theirs is built.
 
 import importlib
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast, get_args
 
 from torch import nn
 
 from dubio.checks import check_choice, did_you_mean
 from dubio.models import networks
-from dubio.models.networks import NORMALISATIONS, Sizes, Stem, named
+from dubio.models.networks import NORMALISATIONS, NUMBER, Sizes, Stem, named
 
+WIDTH = re.compile(f"w{NUMBER}")
 STANDARDISED = ",standardise=features"
 
 
@@ -151,13 +155,24 @@ def _sized(make: Callable[[Sequence[int], int], nn.Module], example: str) -> Rea
     return lambda reader: make(*reader.sizes(reader.parts, example))
 
 
-def _stemmed(make: Callable[[Sequence[int], int, Stem], nn.Module], example: str) -> Read:
+def _scaled(make: Callable[..., nn.Module], example: str) -> Read:
+    return lambda reader: _with_width(make, reader, reader.parts, example)
+
+
+def _stemmed(make: Callable[..., nn.Module], example: str) -> Read:
     def read(reader: _NameReader) -> nn.Module:
         is_named = reader.parts[:1] and reader.parts[0] in get_args(Stem)
         stem, *parts = reader.parts if is_named else ("cifar", *reader.parts)
-        return make(*reader.sizes(parts, example), cast(Stem, stem))
+        return _with_width(partial(make, stem=cast(Stem, stem)), reader, parts, example)
 
     return read
+
+
+def _with_width(make: Callable[..., nn.Module], reader: _NameReader, parts: Sequence[str], example: str) -> nn.Module:
+    """The network of these parts, of which the first may be a width, such as w16."""
+    if not parts or not WIDTH.fullmatch(parts[0]):
+        return make(*reader.sizes(parts, example))
+    return make(*reader.sizes(parts[1:], example), width=int(parts[0][1:]))
 
 
 def _external(library: str, make: Callable[[str, Sequence[int] | None, int], nn.Module], example: str) -> Read:
@@ -205,11 +220,13 @@ READERS: dict[str, Read] = {
     "vib_mlp": _sized(networks.vib_mlp, "vib_mlp:784-10"),
     "lenet": _sized(networks.lenet, "lenet:1x28x28-10"),
     "dad_cnn": _sized(networks.dad_cnn, "dad_cnn:1x28x28-10"),
-    "vgg16": _sized(networks.vgg16, "vgg16:3x32x32-10"),
+    "vgg16": _scaled(networks.vgg16, "vgg16:3x32x32-10"),
     "resnet18": _stemmed(networks.resnet18, "resnet18:cifar:3x32x32-10"),
     "resnet50": _stemmed(networks.resnet50, "resnet50:cifar:3x32x32-10"),
     "resnext101_32x8d": _stemmed(networks.resnext101_32x8d, "resnext101_32x8d:cifar:3x32x32-10"),
     "preresnet18": _stemmed(networks.preresnet18, "preresnet18:cifar:3x32x32-10"),
+    "resnet20": _stemmed(networks.resnet20, "resnet20:cifar:3x32x32-10"),
+    "resnet20_v2": _stemmed(networks.resnet20_v2, "resnet20_v2:cifar:3x32x32-10"),
     "torchvision": _external("torchvision", _torchvision_model, "torchvision:resnet34:10"),
     "timm": _external("timm", _timm_model, "timm:vit_tiny_patch16_224:10"),
 }

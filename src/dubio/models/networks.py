@@ -5,13 +5,18 @@ flatten their inputs first, so they accept images.
 
 **Convolutional networks**: LeNet and VGG16 as in NFI, and the CNN of DAD (section 7.6).
 
-**Residual networks**: ResNet-18, ResNet-50, ResNeXt-101 32x8d, and ResNet-18 with pre-activation. The stem ``cifar`` is
-a 3x3 convolution; ``imagenet`` is a 7x7 convolution of stride 2 and max-pooling, as in torchvision. Parameters have the
-names and shapes of torchvision, so its weights load into the networks with the ImageNet stem. A bottleneck that shrinks
-the image does so in its 3x3 convolution, as in torchvision. Convolutions start Kaiming-normal by fan-out (He et al.
-2016). Where the size changes, the shortcut is a strided 1x1 convolution with batch norm ("ResNet-18 V2" in IWE). The
-pre-activated network is V2 in the sense of He et al. 2016, Identity Mappings in Deep Residual Networks: norm and ReLU
-before each convolution, shortcuts that are a 1x1 convolution alone, and a norm and ReLU at the end.
+**Residual networks**: ResNet-18, ResNet-50, ResNeXt-101 32x8d, ResNet-18 with pre-activation, and ResNet-20. The stem
+``cifar`` is a 3x3 convolution; ``imagenet`` is a 7x7 convolution of stride 2 and max-pooling, as in torchvision.
+Parameters have the names and shapes of torchvision, so its weights load into the networks with the ImageNet stem. A
+bottleneck that shrinks the image does so in its 3x3 convolution, as in torchvision. Convolutions start Kaiming-normal
+by fan-out (He et al. 2016). Where the size changes, the shortcut is a strided 1x1 convolution with batch norm
+("ResNet-18 V2" in IWE). The pre-activated network is V2 in the sense of He et al. 2016, Identity Mappings in Deep
+Residual Networks: norm and ReLU before each convolution, shortcuts that are a 1x1 convolution alone, and a norm and
+ReLU at the end. ResNet-20 is that of PNI, for CIFAR: three stages from 16 channels on, and shortcuts without
+parameters, which leave pixels out and add channels of zeros; ``resnet20_v2`` has strided 1x1 convolutions there.
+
+**Width**: residual networks and VGG16 have their channels in proportion to those of the first stage, ``width``, 64 as
+published (16 for ResNet-20). ``resnet18:cifar:w16`` has a quarter of the channels of every layer.
 
 **Normalisation** is the first layer of a network. Images stay in [0, 1]: ``Normalise`` has the constants of the papers
 (methods, section 1.6). Tables stay in their own units: ``Standardise`` has the mean and standard deviation of every
@@ -33,6 +38,7 @@ from itertools import pairwise
 from typing import Literal, TypeVar, cast, get_args
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -40,8 +46,10 @@ from dubio.checks import check_choice, check_count, check_positive
 
 Stem = Literal["cifar", "imagenet"]
 Net = TypeVar("Net", bound=nn.Module)
-VGG16_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
-STAGE_WIDTHS = (64, 128, 256, 512)
+WIDTH = 64
+"""Channels of the first stage of VGG16 and of residual networks, as published."""
+VGG16_STAGES = ((1, 1), (2, 2), (4, 4, 4), (8, 8, 8), (8, 8, 8))
+"""Channels of the convolutions, as multiples of the width."""
 NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),  # NFI
     "cifar10_pni": ((125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)),
@@ -160,18 +168,20 @@ class VGG16(nn.Module):
     Images of 32x32 have one position left at the end; the positions of larger images are averaged.
     """
 
-    def __init__(self, in_channels: int, num_classes: int) -> None:
+    def __init__(self, in_channels: int, num_classes: int, width: int = WIDTH) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for stage in VGG16_STAGES:
-            for out_channels in stage:
+            for out_channels in (width * factor for factor in stage):
                 layers += [nn.Conv2d(in_channels, out_channels, 3, padding=1), nn.BatchNorm2d(out_channels), nn.ReLU()]
                 in_channels = out_channels
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        hidden = nn.Linear(512, 1024), nn.ReLU(), nn.Dropout(0.5), nn.Linear(1024, 512), nn.ReLU(), nn.Dropout(0.5)
-        self.classifier = nn.Sequential(*hidden, nn.Linear(512, num_classes))
+        layers = []
+        for inputs, outputs in ((8 * width, 16 * width), (16 * width, 8 * width)):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU(), nn.Dropout(0.5)]
+        self.classifier = nn.Sequential(*layers, nn.Linear(8 * width, num_classes))
         _init_convolutions(self)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -197,23 +207,36 @@ def dad_cnn(inputs: Sequence[int], num_classes: int) -> DADCNN:
     return named(DADCNN(inputs, num_classes), f"dad_cnn:{write_sizes(inputs, num_classes)}")
 
 
-def vgg16(inputs: Sequence[int], num_classes: int) -> VGG16:
+def vgg16(inputs: Sequence[int], num_classes: int, width: int = WIDTH) -> VGG16:
     """VGG16 with batch norm for images of this shape."""
     check_sizes("vgg16", inputs, num_classes, 32)
-    return named(VGG16(inputs[0], num_classes), f"vgg16:{write_sizes(inputs, num_classes)}")
+    name = f"{_with_width('vgg16', width)}:{write_sizes(inputs, num_classes)}"
+    return named(VGG16(inputs[0], num_classes, width), name)
+
+
+class ZeroPadded(nn.Module):
+    """A shortcut without parameters: every second pixel or so, and channels of zeros behind the others."""
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.num_added, self.stride = out_channels - in_channels, stride
+
+    def forward(self, x: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch out down across"]:
+        """The pixels that are kept, in more channels."""
+        return F.pad(x[..., :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.num_added))
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut around them."""
+    """Two 3x3 convolutions and a shortcut around them, which is ``ZeroPadded`` or a 1x1 convolution."""
 
     expansion = 1
 
-    def __init__(self, in_channels: int, width: int, stride: int) -> None:
+    def __init__(self, in_channels: int, width: int, stride: int, padded: bool = False) -> None:
         super().__init__()
         self.conv1, self.bn1 = _conv(in_channels, width, 3, stride), nn.BatchNorm2d(width)
         self.conv2, self.bn2 = _conv(width, width, 3), nn.BatchNorm2d(width)
         self.relu = nn.ReLU()
-        self.downsample = _shortcut(in_channels, width, stride)
+        self.downsample = _shortcut(in_channels, width, stride, padded)
 
     def forward(self, x: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch out down across"]:
         """The input, or its shortcut, plus the branch."""
@@ -269,15 +292,17 @@ Block = Callable[[int, int, int], BasicBlock | Bottleneck | PreActBlock]
 
 
 class ResNet(nn.Module):
-    """Stem, four stages of blocks, global average, one linear layer."""
+    """Stem, up to four stages of blocks, global average, one linear layer."""
 
-    def __init__(self, block: Block, depths: Sequence[int], in_channels: int, num_classes: int, stem: Stem) -> None:
+    def __init__(
+        self, block: Block, depths: Sequence[int], in_channels: int, num_classes: int, stem: Stem, width: int = WIDTH
+    ) -> None:
         super().__init__()
-        self.conv1 = _stem_conv(in_channels, stem)
-        self.bn1 = nn.BatchNorm2d(64)
+        self.conv1 = _stem_conv(in_channels, stem, width)
+        self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU()
         self.maxpool = _stem_pool(stem)
-        (self.layer1, self.layer2, self.layer3, self.layer4), num_features = _stages(block, depths)
+        (self.layer1, self.layer2, self.layer3, self.layer4), num_features = _stages(block, depths, width)
         self.avgpool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.fc = nn.Linear(num_features, num_classes)
         _init_convolutions(self)
@@ -292,11 +317,13 @@ class ResNet(nn.Module):
 class PreActResNet(nn.Module):
     """Stem without norm, four stages of pre-activated blocks, norm and ReLU, global average, one linear layer."""
 
-    def __init__(self, depths: Sequence[int], in_channels: int, num_classes: int, stem: Stem) -> None:
+    def __init__(
+        self, depths: Sequence[int], in_channels: int, num_classes: int, stem: Stem, width: int = WIDTH
+    ) -> None:
         super().__init__()
-        self.conv1 = _stem_conv(in_channels, stem)
+        self.conv1 = _stem_conv(in_channels, stem, width)
         self.maxpool = _stem_pool(stem)
-        (self.layer1, self.layer2, self.layer3, self.layer4), num_features = _stages(PreActBlock, depths)
+        (self.layer1, self.layer2, self.layer3, self.layer4), num_features = _stages(PreActBlock, depths, width)
         self.bn = nn.BatchNorm2d(num_features)
         self.relu = nn.ReLU()
         self.avgpool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -310,29 +337,41 @@ class PreActResNet(nn.Module):
         return self.fc(self.avgpool(self.relu(self.bn(x))))  # type: ignore[no-any-return]
 
 
-def resnet18(inputs: Sequence[int], num_classes: int, stem: Stem = "cifar") -> ResNet:
+def resnet18(inputs: Sequence[int], num_classes: int, stem: Stem = "cifar", width: int = WIDTH) -> ResNet:
     """ResNet-18 for images of this shape: 2-2-2-2 basic blocks."""
-    name = _checked_name("resnet18", inputs, num_classes, stem)
-    return named(ResNet(BasicBlock, (2, 2, 2, 2), inputs[0], num_classes, stem), name)
+    name = _checked_name("resnet18", inputs, num_classes, stem, width)
+    return named(ResNet(BasicBlock, (2, 2, 2, 2), inputs[0], num_classes, stem, width), name)
 
 
-def resnet50(inputs: Sequence[int], num_classes: int, stem: Stem = "cifar") -> ResNet:
+def resnet50(inputs: Sequence[int], num_classes: int, stem: Stem = "cifar", width: int = WIDTH) -> ResNet:
     """ResNet-50 for images of this shape: 3-4-6-3 bottlenecks."""
-    name = _checked_name("resnet50", inputs, num_classes, stem)
-    return named(ResNet(Bottleneck, (3, 4, 6, 3), inputs[0], num_classes, stem), name)
+    name = _checked_name("resnet50", inputs, num_classes, stem, width)
+    return named(ResNet(Bottleneck, (3, 4, 6, 3), inputs[0], num_classes, stem, width), name)
 
 
-def resnext101_32x8d(inputs: Sequence[int], num_classes: int, stem: Stem = "cifar") -> ResNet:
+def resnext101_32x8d(inputs: Sequence[int], num_classes: int, stem: Stem = "cifar", width: int = WIDTH) -> ResNet:
     """ResNeXt-101 for images of this shape: 3-4-23-3 bottlenecks of 32 groups, 8 wide in the first stage."""
-    name = _checked_name("resnext101_32x8d", inputs, num_classes, stem)
+    name = _checked_name("resnext101_32x8d", inputs, num_classes, stem, width)
     block = partial(Bottleneck, groups=32, width_per_group=8)
-    return named(ResNet(block, (3, 4, 23, 3), inputs[0], num_classes, stem), name)
+    return named(ResNet(block, (3, 4, 23, 3), inputs[0], num_classes, stem, width), name)
 
 
-def preresnet18(inputs: Sequence[int], num_classes: int, stem: Stem = "cifar") -> PreActResNet:
+def preresnet18(inputs: Sequence[int], num_classes: int, stem: Stem = "cifar", width: int = WIDTH) -> PreActResNet:
     """ResNet-18 with pre-activation for images of this shape."""
-    name = _checked_name("preresnet18", inputs, num_classes, stem)
-    return named(PreActResNet((2, 2, 2, 2), inputs[0], num_classes, stem), name)
+    name = _checked_name("preresnet18", inputs, num_classes, stem, width)
+    return named(PreActResNet((2, 2, 2, 2), inputs[0], num_classes, stem, width), name)
+
+
+def resnet20(inputs: Sequence[int], num_classes: int, stem: Stem = "cifar", width: int = 16) -> ResNet:
+    """ResNet-20 for images of this shape: 3-3-3 basic blocks, shortcuts without parameters (PNI)."""
+    name = _checked_name("resnet20", inputs, num_classes, stem, width, 16)
+    return named(ResNet(partial(BasicBlock, padded=True), (3, 3, 3), inputs[0], num_classes, stem, width), name)
+
+
+def resnet20_v2(inputs: Sequence[int], num_classes: int, stem: Stem = "cifar", width: int = 16) -> ResNet:
+    """ResNet-20 whose shortcuts are strided 1x1 convolutions."""
+    name = _checked_name("resnet20_v2", inputs, num_classes, stem, width, 16)
+    return named(ResNet(BasicBlock, (3, 3, 3), inputs[0], num_classes, stem, width), name)
 
 
 class Normalise(nn.Module):
@@ -522,39 +561,53 @@ def _check_widths(kind: str, widths: Sequence[int]) -> None:
         raise ValueError(f"{article} {kind} needs at least two widths of at least 1, inputs and outputs, got {widths}")
 
 
-def _checked_name(kind: str, inputs: Sequence[int], num_classes: int, stem: Stem) -> str:
+def _checked_name(
+    kind: str, inputs: Sequence[int], num_classes: int, stem: Stem, width: int, default: int = WIDTH
+) -> str:
     check_choice(f"stem of {kind}", stem, get_args(Stem))
     check_sizes(kind, inputs, num_classes, 1)
-    return f"{kind}:{stem}:{write_sizes(inputs, num_classes)}"
+    return f"{_with_width(f'{kind}:{stem}', width, default)}:{write_sizes(inputs, num_classes)}"
+
+
+def _with_width(name: str, width: int, default: int = WIDTH) -> str:
+    """The beginning of a name, with the width unless it is the published one."""
+    check_count(f"width of {name.partition(':')[0]}", width)
+    return name if width == default else f"{name}:w{width}"
 
 
 def _conv(in_channels: int, out_channels: int, size: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
     return nn.Conv2d(in_channels, out_channels, size, stride, padding=size // 2, groups=groups, bias=False)
 
 
-def _stem_conv(in_channels: int, stem: Stem) -> nn.Conv2d:
-    return _conv(in_channels, 64, 7, stride=2) if stem == "imagenet" else _conv(in_channels, 64, 3)
+def _stem_conv(in_channels: int, stem: Stem, width: int) -> nn.Conv2d:
+    return _conv(in_channels, width, 7, stride=2) if stem == "imagenet" else _conv(in_channels, width, 3)
 
 
 def _stem_pool(stem: Stem) -> nn.Module:
     return nn.MaxPool2d(3, stride=2, padding=1) if stem == "imagenet" else nn.Identity()
 
 
-def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
+def _shortcut(in_channels: int, out_channels: int, stride: int, padded: bool = False) -> nn.Module | None:
     if stride == 1 and in_channels == out_channels:
         return None
+    if padded:
+        return ZeroPadded(in_channels, out_channels, stride)
     return nn.Sequential(_conv(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))
 
 
-def _stages(block: Block, depths: Sequence[int]) -> tuple[list[nn.Sequential], int]:
-    """The stages and their output channels; each stage after the first halves the image in its first block."""
-    stages, channels = [], STAGE_WIDTHS[0]
-    for stage, (depth, width) in enumerate(zip(depths, STAGE_WIDTHS, strict=True)):
+def _stages(block: Block, depths: Sequence[int], width: int) -> tuple[list[nn.Module], int]:
+    """Four stages and their output channels; each after the first halves the image and doubles the channels.
+
+    Where there are fewer depths than four, the last stages do nothing.
+    """
+    stages: list[nn.Module] = [nn.Identity() for _ in range(4)]
+    channels = width
+    for stage, depth in enumerate(depths):
         blocks = []
         for index in range(depth):
-            blocks.append(block(channels, width, 2 if stage > 0 and index == 0 else 1))
-            channels = width * blocks[-1].expansion
-        stages.append(nn.Sequential(*blocks))
+            blocks.append(block(channels, width * 2**stage, 2 if stage > 0 and index == 0 else 1))
+            channels = width * 2**stage * blocks[-1].expansion
+        stages[stage] = nn.Sequential(*blocks)
     return stages, channels
 
 
