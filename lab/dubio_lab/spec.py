@@ -60,6 +60,8 @@ class ExperimentSpec:
     """Whether its cells are timed, and must not run beside others."""
     searched_in: tuple[str, ...] = ()
     """Specs in which its settings were searched, before it was run; no number depends on them."""
+    not_run: str = ""
+    """Why it has no records here, in words, such as what it needs; empty where it has some, or is running."""
     tiny: dict[str, Any] = field(default_factory=dict)
     """What a run changes that only shows that everything runs; on digits where they will do."""
 

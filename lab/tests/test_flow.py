@@ -19,6 +19,7 @@ from dubio.objectives import Loss
 from dubio_lab import load_spec
 from dubio_lab.protocols import PROTOCOLS, Trial, flow_networks, flow_on_images, flow_on_plane
 from dubio_lab.protocols.flow_networks import bound, described, noise_std
+from dubio_lab.protocols.images import batches_of
 from dubio_lab.protocols.trial import Learned
 
 pytest.importorskip("sklearn")
@@ -259,11 +260,11 @@ def test_settings_of_images_reach_the_method_and_the_batches(tiny: Callable[...,
     ]
     assert method.objective(10) == dubio.ELBO(10, gamma=0.1)
     train = Examples(torch.rand(20, 3, 32, 32), torch.arange(20) % 10, tuple("0123456789"))
-    batches = flow_on_images._batches(trial, train)
+    batches = batches_of(trial, train)
     assert (batches.batch_size, batches.augment) == (128, dubio.data.CropAndFlip())
-    assert flow_on_images._batches(tiny("flow-lenet", "flow"), train) is train
+    assert batches_of(tiny("flow-lenet", "flow"), train) is train
     with pytest.raises(ValueError, match="augment must be 'none' or 'crop-and-flip', got 'mixup'"):
-        flow_on_images._batches(tiny("nfi-lenet-cifar10", "flow", augment="mixup"), train)
+        batches_of(tiny("nfi-lenet-cifar10", "flow", augment="mixup"), train)
 
 
 def test_ordinary_dropout_is_the_same_network_with_its_masks_off(tiny: Callable[..., Trial]) -> None:

@@ -592,6 +592,7 @@ def test_from_the_root_of_the_checkout_the_records_that_are_there_are_found(monk
     monkeypatch.chdir(Path(__file__).parents[2])
     folders = {folder.name for folder in Path("lab", "results").iterdir() if folder.is_dir()} - {"shared", "tiny"}
     assert folders <= {*spec_names()}
+    assert not folders & {name for name in spec_names() if load_spec(name).not_run}
     assert len(folders) > 30
     assert all(load_results(load_spec(name)) for name in folders)
 

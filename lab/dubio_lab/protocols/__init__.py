@@ -11,6 +11,8 @@ from dubio_lab.protocols.bws import bws_clean, bws_honest, bws_pruning, bws_sour
 from dubio_lab.protocols.embeddings import embedding_plane, embeddings_judged
 from dubio_lab.protocols.flow_on_images import flow_honest, flow_images
 from dubio_lab.protocols.flow_on_plane import flow_lengths, flow_paired, flow_plane
+from dubio_lab.protocols.image_calibration import image_calibration, image_search
+from dubio_lab.protocols.image_defence import image_defence, image_defence_search
 from dubio_lab.protocols.regression import regression
 from dubio_lab.protocols.trial import Trial
 from dubio_lab.protocols.wrong_labels import label_noise, label_noise_search
@@ -43,6 +45,10 @@ PROTOCOLS: dict[str, Protocol] = {
     "bws_transfer": bws_transfer,
     "embedding_plane": embedding_plane,
     "embeddings_judged": embeddings_judged,
+    "image_calibration": image_calibration,
+    "image_defence": image_defence,
+    "image_defence_search": image_defence_search,
+    "image_search": image_search,
     "label_noise": label_noise,
     "label_noise_search": label_noise_search,
     "flow_honest": flow_honest,

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from dubio._engine import noise_off
 from dubio.convert import to_mean
-from dubio.data import CropAndFlip, Examples, Loader, Splits
+from dubio.data import Splits
 from dubio.flows import FlowBlock, NormalAffine, NormalInvConv, NormalPlanar1d
 from dubio.methods import Deterministic, Dropout, Flow, Method
 from dubio.models import build
 from dubio.training import fit
 from dubio_lab.protocols.flow_networks import bound, described, noise_std
-from dubio_lab.protocols.images import load_images
+from dubio_lab.protocols.images import batches_of, load_images
 from dubio_lab.protocols.judging import judge
 from dubio_lab.protocols.measuring import predict_classes, quality
 from dubio_lab.protocols.trial import Learned, Trial
@@ -139,7 +139,7 @@ def _train(
     assert splits.train is not None
     assert splits.test is not None
     inputs, targets = splits.test.tensors
-    batches = _batches(trial, splits.train)
+    batches = batches_of(trial, splits.train)
 
     def seen(draws: int, ending: str = "") -> dict[str, float]:
         measured = quality(predict_classes(trial, model, inputs, draws).log_probs, targets)
@@ -178,16 +178,6 @@ def _train(
         "kl": divergence,
         "elbo": likelihood - divergence / len(splits.train),
     }
-
-
-def _batches(trial: Trial, train: Examples) -> Examples | Loader:
-    """What is trained on: the examples, or batches of them that are shifted and mirrored at random."""
-    kind = trial.settings.get("augment", "none")
-    if kind not in ("none", "crop-and-flip"):
-        raise ValueError(f"augment must be 'none' or 'crop-and-flip', got {kind!r}")
-    if kind == "none":
-        return train
-    return Loader(train, trial.settings["batch_size"], seed=trial.seed, augment=CropAndFlip())
 
 
 def _ordinary(is_ordinary: bool) -> AbstractContextManager[object]:

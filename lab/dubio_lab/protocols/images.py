@@ -2,10 +2,10 @@
 
 import torch
 
-from dubio.data import Examples, Splits, load, ood_sets
+from dubio.data import CropAndFlip, Examples, Loader, Splits, load, ood_sets
 from dubio_lab.protocols.trial import Trial
 
-__all__ = ["load_images", "load_unseen"]
+__all__ = ["batches_of", "load_images", "load_unseen"]
 
 
 def load_images(trial: Trial) -> Splits:
@@ -22,6 +22,19 @@ def load_images(trial: Trial) -> Splits:
         _first(held_out, None, trial.device),
         _first(splits.test, settings.get("num_test"), trial.device),
     )
+
+
+def batches_of(trial: Trial, train: Examples) -> Examples | Loader:
+    """What is trained on: the examples, or batches of them that are shifted and mirrored at random.
+
+    Settings: ``augment``, ``"none"`` unless said or ``"crop-and-flip"``; ``batch_size``.
+    """
+    kind = trial.settings.get("augment", "none")
+    if kind not in ("none", "crop-and-flip"):
+        raise ValueError(f"augment must be 'none' or 'crop-and-flip', got {kind!r}")
+    if kind == "none":
+        return train
+    return Loader(train, trial.settings["batch_size"], seed=trial.seed, augment=CropAndFlip())
 
 
 def load_unseen(trial: Trial) -> dict[str, Examples]:
