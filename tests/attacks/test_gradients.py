@@ -216,9 +216,9 @@ def test_evade_follows_the_loss_and_where_it_fools_less_the_uncertainty_over_all
         weight=0.7, uncertainty=uncertainty, targeted=targeted, num_samples=5, noise="frozen", seed=7
     )
     target = attack.target_for(model)
-    with target_module.untouched(model):
-        gradient = attack._gradient(target, inputs, labels)
-        alone = replace(attack, goal="reject", targeted=False)._gradient(target, inputs, labels)
+    with attacks.untouched(model):
+        gradient = attack._loss_and_grad(target, inputs, labels).gradient
+        alone = replace(attack, goal="reject", targeted=False)._loss_and_grad(target, inputs, labels).gradient
 
     leaf = inputs.clone().requires_grad_(True)
     logits = dubio.sample(model, leaf, 5, seed=7)

@@ -7,8 +7,9 @@ References: Goodfellow et al. 2015 (FGSM), Madry et al. 2018 (PGD), Croce and He
 (FGSM on the network's own label, and targeted).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import ClassVar, Literal
 
 import torch
@@ -109,16 +110,17 @@ class PGD(Attack):
     def _climb(self, target: AttackTarget, inputs: Tensor, targets: Tensor, progress: Progress) -> Tensor:
         size = 2.5 * self.epsilon / self.steps if self.step_size is None else self.step_size
         moved, direction = self._start(target, inputs), torch.zeros_like(inputs)
+        loss_and_grad = self._rising(target)
         for _ in range(self.steps):
-            gradient = self._gradient(target, moved, targets)
+            gradient = loss_and_grad(moved, targets).gradient
             direction = self.momentum * direction + functional.adversarial.steepest_direction(gradient, "l2")
             moved = self._inside(moved + size * functional.adversarial.steepest_direction(direction, self.norm), inputs)
             progress.tick()
         return moved
 
-    def _gradient(self, target: AttackTarget, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Gradient of the objective that the attack raises."""
-        return target.loss_and_grad(inputs, targets).gradient
+    def _rising(self, target: AttackTarget) -> Callable[[Tensor, Tensor], Perturbed]:
+        """What the attack raises, as a function of inputs and targets."""
+        return target.loss_and_grad
 
 
 @dataclass(frozen=True)
@@ -155,10 +157,14 @@ class Evade(PGD):
                 "have, got 1; use uncertainty='entropy'"
             )
 
-    def _gradient(self, target: AttackTarget, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _rising(self, target: AttackTarget) -> Callable[[Tensor, Tensor], Perturbed]:
+        return partial(self._loss_and_grad, target)
+
+    def _loss_and_grad(self, target: AttackTarget, inputs: Tensor, targets: Tensor) -> Perturbed:
         leaf = inputs.detach().requires_grad_(True)
         with torch.enable_grad():
-            return target.gradient(self._evaluate(target, leaf, targets)[0], leaf)
+            values, fooled = self._evaluate(target, leaf, targets)
+            return Perturbed(inputs, values.detach(), fooled, grad=target.gradient(values, leaf))
 
     def _perturb(self, target: AttackTarget, inputs: Tensor, targets: Tensor, progress: Progress) -> Perturbed:
         """The strongest of all restarts, each evaluated on draws of its own."""
