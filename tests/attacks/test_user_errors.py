@@ -14,7 +14,10 @@ from torch import Tensor, nn
 import dubio
 from attack_table import ALL, examples
 from dubio import attacks
+from dubio.attacks import target as target_module
+from dubio.attacks.target import Recorder
 from networks import mlp
+from replayed_on_a_cpu import Replayed
 
 ERRORS = (ValueError, KeyError, RuntimeError)
 MESSAGE = "the network's own error"
@@ -117,6 +120,18 @@ def test_an_error_in_the_last_run_surfaces_from_that_run(
     with pytest.raises(error, match=MESSAGE):
         attack(net, *examples())
     assert 3 < raising_in(net).calls == raising_in(whole).calls
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_error_while_an_attack_is_recorded_is_no_reason_to_run_it_again(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attacks.Attack, "_recorder", lambda self, target, device: Recorder(device))
+    monkeypatch.setattr(target_module, "Captured", Replayed)
+    net = plain(Raising(error, number=4))
+    with pytest.raises(error, match=MESSAGE):
+        attacks.PGD(steps=20, batch_size=7)(net, *examples())
+    assert raising_in(net).calls == 4
 
 
 def test_a_source_that_raises_is_called_once() -> None:

@@ -14,6 +14,7 @@ a CUDA graph, since all have the same shapes.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -31,6 +32,7 @@ from dubio._engine import (
     Call,
     Captured,
     DoesNotFitError,
+    Draws,
     Executor,
     Footprint,
     HostState,
@@ -44,6 +46,7 @@ from dubio._engine import (
     fresh_noise,
     generator_state,
     has_numbers_of_its_own,
+    is_raised_by_user,
     isolated,
     may_draw_on_host,
     memory_budget,
@@ -141,7 +144,7 @@ class Recorder:
         """A network that reads values while it runs cannot be recorded; nor can one for which no memory is left."""
         self._failed = True
         self.close()
-        return True
+        return isinstance(error, torch.OutOfMemoryError) or not is_raised_by_user(error)
 
 
 class FewerRows:
@@ -195,8 +198,7 @@ class AttackTarget:
         """Log-probabilities of all draws, differentiable."""
         self.forwards += self.num_samples
         with self._noise_for(inputs):
-            log_probs: Tensor = self.through(_log_probs)(self.model, inputs, self.num_samples, self.executor)
-            return log_probs
+            return self._likelihood.log_probs(self._draws(inputs).outputs)
 
     def labels(self, inputs: Inputs) -> Labels:
         """The classes that the mean over the draws predicts."""
@@ -211,8 +213,7 @@ class AttackTarget:
         """
         self.forwards += self.num_samples
         with self._noise_for(inputs):
-            values, fooled = self.through(_evaluate)(self.model, inputs, labels, goals, *self._measure)
-        return values, fooled
+            return self._measured(self._draws(inputs), labels, goals)
 
     def evaluate_pieces(self, inputs: Inputs, labels: Labels, rows: int) -> tuple[PerExample, Flags]:
         """``evaluate``, so many rows at a time."""
@@ -233,7 +234,7 @@ class AttackTarget:
                 return replayed
         leaf = inputs.detach().requires_grad_(True)
         with torch.enable_grad(), self._noise_for(inputs):
-            values, fooled = self.through(_evaluate)(self.model, leaf, labels, goals, *self._measure)
+            values, fooled = self._measured(self._draws(leaf), labels, goals)
             gradient = _gradient(values, leaf)
         return Perturbed(inputs, values.detach(), fooled, grad=gradient)
 
@@ -381,9 +382,24 @@ class AttackTarget:
             yield
 
     @property
-    def _measure(self) -> tuple[Any, ...]:
-        """What ``_evaluate`` takes beside a model, inputs and classes."""
-        return self.num_samples, self.executor, self.objective, self.loss, self.targeted
+    def _draws(self) -> Callable[[Tensor], Draws]:
+        """Runs all draws; it adds no frame to those above the modules of a network."""
+        if isinstance(self.model, nn.Module):
+            return partial(self.through(run), self.model, num_samples=self.num_samples, executor=self.executor)
+        return partial(_call, self.model, self.num_samples)
+
+    @property
+    def _likelihood(self) -> Categorical:
+        likelihood = likelihood_of(self.model) if isinstance(self.model, nn.Module) else Categorical()
+        assert isinstance(likelihood, Categorical)
+        return likelihood
+
+    def _measured(self, draws: Draws, labels: Tensor, goals: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The objective that the attacker raises, and whether the mean over the draws is fooled."""
+        log_probs, classes = self._likelihood.log_probs(draws.outputs), labels if goals is None else goals
+        values = functional.adversarial.averaged_attack_loss(log_probs, classes, self.objective, self.loss)
+        right = functional.uncertainty.predictive_log_probs(log_probs).argmax(dim=-1) == labels
+        return -values if self.targeted or goals is not None else values, right if self.targeted else ~right
 
     def _frozen_outputs(self, few: Tensor) -> Callable[[], Tensor]:
         """Runs the model so that only numbers of Python and NumPy, which may serve others too, change its outputs."""
@@ -417,37 +433,6 @@ def _gradient(values: PerExample, leaf: Inputs) -> Inputs:
     return gradient
 
 
-def _log_probs(model: Model, inputs: Tensor, num_samples: int, executor: Executor) -> Tensor:
-    if isinstance(model, nn.Module):
-        outputs = run(model, inputs, num_samples, executor=executor).outputs
-    else:
-        outputs = torch.stack([model(inputs) for _ in range(num_samples)])
-    return _categorical(model).log_probs(outputs)
-
-
-def _evaluate(
-    model: Model,
-    inputs: Tensor,
-    labels: Tensor,
-    goals: Tensor | None,
-    num_samples: int,
-    executor: Executor,
-    objective: AttackObjective,
-    loss: AttackLoss,
-    targeted: bool,
-) -> tuple[Tensor, Tensor]:
-    """The objective that the attacker raises, and whether the mean over the draws is fooled."""
-    if isinstance(model, nn.Module):  # not by ``_log_probs``, which would be one frame more above every module
-        log_probs = _categorical(model).log_probs(run(model, inputs, num_samples, executor=executor).outputs)
-    else:
-        log_probs = _log_probs(model, inputs, num_samples, executor)
-    classes = labels if goals is None else goals
-    values = functional.adversarial.averaged_attack_loss(log_probs, classes, objective, loss)
-    right = functional.uncertainty.predictive_log_probs(log_probs).argmax(dim=-1) == labels
-    return -values if targeted or goals is not None else values, right if targeted else ~right
-
-
-def _categorical(model: Model) -> Categorical:
-    likelihood = likelihood_of(model) if isinstance(model, nn.Module) else Categorical()
-    assert isinstance(likelihood, Categorical)
-    return likelihood
+def _call(function: Callable[[Tensor], Tensor], num_samples: int, inputs: Tensor) -> Draws:
+    """Draws of a bare function, one after another."""
+    return Draws(torch.stack([function(inputs) for _ in range(num_samples)]), {})
