@@ -34,8 +34,8 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio._engine import Draws, Executor, Inputs, Through, as_it_is, run
-from dubio.attacks import PGD, Attack, untouched
+from dubio._engine import Draws, Executor, Inputs, Through, as_it_is, isolated, run
+from dubio.attacks import PGD, Attack
 from dubio.checks import check_choice
 from dubio.functional.variational import KlWeighting
 from dubio.likelihoods import Categorical, Gaussian, Likelihood, likelihood_of, observation_scale
@@ -496,7 +496,7 @@ class Adversarial(_Wrapper):
         if not isinstance(inputs, Tensor):
             raise TypeError(f"inputs must be one tensor to be attacked, got {type(inputs).__name__}")
         if self.label == "own":
-            with untouched(model):
+            with isolated(model, training=False, trainable=False):
                 targets = replace(self.attack.target_for(model), through=through).labels(inputs)
         return self.attack.moved(model, inputs, targets, through)
 

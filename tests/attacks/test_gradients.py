@@ -216,7 +216,7 @@ def test_evade_follows_the_loss_and_where_it_fools_less_the_uncertainty_over_all
         weight=0.7, uncertainty=uncertainty, targeted=targeted, num_samples=5, noise="frozen", seed=7
     )
     target = attack.target_for(model)
-    with attacks.untouched(model):
+    with isolated(model, training=False, trainable=False):
         gradient = attack._loss_and_grad(target, inputs, labels).gradient
         alone = replace(attack, goal="reject", targeted=False)._loss_and_grad(target, inputs, labels).gradient
 

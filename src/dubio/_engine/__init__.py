@@ -25,7 +25,6 @@ from dubio._engine.host_rng import (
     HOST as HOST,
     LOCK as LOCK,
     TORCH as TORCH,
-    DrawsItselfError as DrawsItselfError,
     HostState as HostState,
     Stream as Stream,
     Watch as Watch,
@@ -38,7 +37,6 @@ from dubio._engine.host_rng import (
     noticed as noticed,
     redirected as redirected,
     seeded as seeded,
-    seeded_run as seeded_run,
     seeded_step as seeded_step,
     set_generator_state as set_generator_state,
 )

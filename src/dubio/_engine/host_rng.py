@@ -76,10 +76,6 @@ def noticed(model: nn.Module) -> tuple[str, ...]:
     return tuple(_NOTICED.get(model, {}))
 
 
-class DrawsItselfError(Exception):
-    """A network draws from a global generator, in a run that did not expect it (``seeded_run``)."""
-
-
 def default_generator(device: torch.device) -> torch.Generator:
     """The global generator of a device."""
     if device.type == "cuda":
@@ -254,30 +250,6 @@ def seeded_step(seed: int | None, device: torch.device, compiled: bool) -> Itera
     is_settled = lend or seed is None or (outer is not None and STATE.own.watch is None)
     with seeded(seed, device, lend), nullcontext() if is_settled else Watch():
         yield
-
-
-def seeded_run(seed: int | None, device: torch.device, work: Callable[[], T]) -> T:
-    """``work()`` with random numbers of a seed; repeated under the lock if its network draws from global generators.
-
-    The work checks for that first, puts NumPy's and Python's generators back, and raises ``DrawsItselfError``. Without
-    a seed the generators of this thread go on.
-    """
-    if seed is None and not has_numbers_of_its_own():
-        return work()
-    stream = STATE.own.stream
-    states = {} if seed is not None else {place: generator_state(place) for place in {CPU, device}}
-    try:
-        with seeded(seed, device):
-            return work()
-    except DrawsItselfError:
-        pass
-    if seed is not None or stream is None:
-        with seeded(seed, device, lend=True):
-            return work()
-    for place, state in states.items():
-        set_generator_state(place, state)
-    with stream.lent(device):
-        return work()
 
 
 def has_numbers_of_its_own() -> bool:

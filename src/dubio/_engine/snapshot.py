@@ -81,10 +81,10 @@ def isolated(
                 parameter.requires_grad_(True)
             if generators is not None:
                 generators.put_back(process=host)
-            for path, module, tensors, values in before:
+            for path, module, tensors, copies in before:
                 if trial and any(torch._C._functorch.is_batchedtensor(each) for _, each in _held(module).values()):
                     keeper = keeper or module
-                moved += [(path, name) for name in _put_back(tensors, values)]
+                moved += [(path, name) for name in _put_back(tensors, copies)]
             with torch.no_grad():
                 for tensor, value in rescaled:
                     tensor.copy_(value)
@@ -207,8 +207,8 @@ def _held(module: nn.Module) -> Held:
     return {name: (holder, value) for holder in holders for name, value in holder.items() if isinstance(value, Tensor)}
 
 
-def _tensors_of(module: nn.Module, attributes: bool) -> tuple[Held, dict[str, Tensor]]:
-    """The tensors of a module that a forward may replace, and copies of those whose values it may change."""
+def _tensors_of(module: nn.Module, attributes: bool) -> tuple[Held, dict[str, tuple[Tensor, int]]]:
+    """The tensors of a module that a forward may replace; copies of those it may change, with version counters."""
     if not attributes and not module._buffers:
         return {}, {}
     constant: tuple[str, ...] = getattr(module, "dubio_constant_buffers", ())
@@ -218,7 +218,7 @@ def _tensors_of(module: nn.Module, attributes: bool) -> tuple[Held, dict[str, Te
         and type(module).__module__.partition(".")[0] in ("torch", "dubio")
     )
     values = {
-        name: buffer.clone()
+        name: (buffer.clone(), 0 if buffer.is_inference() else buffer._version)
         for name, buffer in module._buffers.items()
         if not (buffer is None or is_norm or name in constant or buffer.is_meta)
     }
@@ -233,15 +233,22 @@ def _rescaled(model: nn.Module) -> list[nn.Parameter]:
 
 
 @torch.no_grad()
-def _put_back(tensors: Held, values: dict[str, Tensor]) -> list[str]:
+def _put_back(tensors: Held, copies: dict[str, tuple[Tensor, int]]) -> list[str]:
     """Put tensors and their values back; returns the names of those that had changed."""
     moved = [name for name, (holder, tensor) in tensors.items() if holder.get(name) is not tensor]
     for name, (holder, tensor) in tensors.items():
         holder[name] = tensor
-        if name in values and not torch.equal(tensor, values[name]):  # to write an unchanged one would spoil a graph
+        if name not in copies:
+            continue
+        value, version = copies[name]
+        if tensor.is_cuda and not tensor.is_inference():  # to compare values would wait for the device
+            is_changed = tensor._version != version
+        else:
+            is_changed = not torch.equal(tensor, value)
+        if is_changed:  # to write an unchanged one would spoil a graph
             moved += [] if name in moved else [name]
             if tensor.is_inference() and not torch.is_inference_mode_enabled():
-                holder[name] = values[name]
+                holder[name] = value
             else:
-                tensor.copy_(values[name])
+                tensor.copy_(value)
     return moved

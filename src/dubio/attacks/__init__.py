@@ -5,9 +5,6 @@ alone, ``pgd(model, inputs, labels, epsilon=8/255)``. The accuracy of a network 
 ``score``, on draws that had no part in it.
 """
 
-from functools import partial
-
-from dubio._engine import isolated
 from dubio.attacks.attack import Attack, AttackResult, Progress as Progress, short_form
 from dubio.attacks.black_box import RandomNoise, Square, Transfer
 from dubio.attacks.gradient import APGD, FGSM, PGD, Evade, TargetedFGSM
@@ -47,9 +44,6 @@ __all__ = [
     "transfer",
     "transfer_table",
 ]
-
-untouched = partial(isolated, training=False, trainable=False)
-"""How a network is attacked: in eval mode, without gradients for its parameters, and left as it was."""
 
 apgd, ddn, evade, fgsm, fmn, pgd = map(short_form, (APGD, DDN, Evade, FGSM, FMN, PGD))
 minimum_norm, random_noise, square = map(short_form, (MinimumNorm, RandomNoise, Square))

@@ -289,10 +289,10 @@ class CompiledStep:
         """Learn from a batch by compiled code."""
         eager, batch = self.eager, Batch(inputs, targets, weight)
         eager.drop_gradients()
-        with eager.rounding():
-            with eager.computing(), warnings.catch_warnings():
-                # A user cannot act on the warnings of the compiler.
+        with eager.rounding(), nullcontext() if self.is_proven else warnings.catch_warnings():
+            if not self.is_proven:  # a user cannot act on warnings of the compiler; backward passes compile late
                 warnings.filterwarnings("ignore", module=r"torch\._(inductor|dynamo|functorch)")
+            with eager.computing():
                 context = eager.context(batch, in_tensors(place, eager.device), self.through)
                 total, nll, terms, log_probs, sums = self.through(compute)(eager.loss_of, context)
             loss = eager.finish(batch, Loss(total, nll, terms, log_probs), complete, self.through)
