@@ -97,7 +97,8 @@ def test_networks_of_all_tables_are_the_same_networks(name: str) -> None:
         own, others = (one.settings_of(one.cells[0], variant) for one in (spec, other))
         assert {key: own.get(key) for key in shared} == {key: others.get(key) for key in shared}
     sources = {key: value for key, value in spec.settings.items() if key.startswith(("source_", "attack_"))}
-    made = load_spec("bws-fixed-sources" if name.startswith("bws-fixed") else "bws-sources")
+    ending = "-unsolved" if name.endswith("-unsolved") else ""
+    made = load_spec(f"bws-fixed-sources{ending}" if name.startswith("bws-fixed") else "bws-sources")
     assert all(made.settings[key] == value for key, value in sources.items())
 
 
@@ -268,7 +269,16 @@ def test_the_attack_is_as_the_cell_says(tmp_path: Path) -> None:
     assert (targeted.steps, targeted.step_size, targeted.c, targeted.bisections) == (300, 0.005, 0.2, 8)
     assert (targeted.bounds, targeted.seed, targeted.search) == ((0.0, 1.0), 3, True)
     fixed = attack_of(trial_of(tmp_path, settings_of("bws-fixed-sources", "fc200_0-weight-2")))
-    assert (fixed.c, fixed.search) == (2.0, False)
+    assert (fixed.c, fixed.search, fixed.keep_unsolved) == (2.0, False, False)
+    kept = attack_of(trial_of(tmp_path, settings_of("bws-fixed-sources-unsolved", "fc200_0-weight-2")))
+    assert dataclasses.replace(kept, keep_unsolved=False) == fixed != kept
+
+
+@pytest.mark.parametrize("name", ["bws-fixed-sources", "bws-fixed-transfer"])
+def test_images_that_are_kept_are_all_that_is_other(name: str) -> None:
+    spec, kept = load_spec(name), load_spec(f"{name}-unsolved")
+    assert kept.settings == {**spec.settings, "attack_keep_unsolved": True}
+    assert (kept.cells, kept.metrics, kept.seeds, kept.tiny) == (spec.cells, spec.metrics, spec.seeds, spec.tiny)
 
 
 def test_pruning_is_measured_by_all_draws_and_by_single_ones(pixel_readers: None, tmp_path: Path) -> None:

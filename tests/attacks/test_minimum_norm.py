@@ -295,6 +295,19 @@ def test_without_a_search_one_weight_holds_for_all_and_perturbations_go_beyond_t
     torch.testing.assert_close(left * apart, torch.full_like(left, 0.5), rtol=0.05, atol=0.0)
     assert not found[20.0].fooled[:-1].any()
     assert torch.equal(found[20.0].inputs, inputs)
+    kept = {c: replace(once, c=c, keep_unsolved=True)(net, inputs, labels) for c in (0.5, 20.0)}
+    assert torch.equal(kept[0.5].inputs, found[0.5].inputs)  # all of these fool the network
+    assert torch.equal(kept[20.0].inputs[-1], inputs[-1])
+    assert torch.equal(kept[20.0].fooled, found[20.0].fooled)
+    assert (kept[20.0].norm[:-1] > 0.0).all()
+    assert kept[20.0].c is not None
+    assert kept[20.0].c[:-1].eq(20.0).all()
+
+
+def test_only_one_weight_for_all_leaves_images_that_do_not_fool() -> None:
+    message = "keep_unsolved must be False with search=True, which keeps what fools alone, got True"
+    with pytest.raises(ValueError, match=message):
+        attacks.MinimumNorm(keep_unsolved=True)
 
 
 def test_without_a_search_there_is_no_nearest_of_all_targets() -> None:

@@ -8,7 +8,8 @@ networks, so that everybody else sees pixels in [0, 1].
 Settings: those in ``TRAINING`` (``beta``, a factor of the divergence, is 1 where it is left out), ``lr``, ``patience``,
 ``model``, ``init``, ``rho`` or ``l2``, and ``own_lr`` and ``own_patience`` where the evaluated network has its own; for
 sources ``source_models``, ``source_l2``, ``source_init``, and of their attack ``attack_mode``, ``attack_steps``,
-``attack_step_size``, ``attack_c``, ``attack_bisections``, and ``attack_search`` (True where it is left out).
+``attack_step_size``, ``attack_c``, ``attack_bisections``, ``attack_search`` (True where it is left out), and
+``attack_keep_unsolved`` (False where it is left out).
 """
 
 import math
@@ -112,7 +113,8 @@ def trained_network(trial: Trial, splits: Splits, network: Network) -> nn.Module
 def perturbed_images(trial: Trial, splits: Splits, source: Source) -> dict[str, Tensor]:
     """The test images as they were moved on a source, ``inputs``, and which of them ``fooled`` it.
 
-    Images that it had wrong already, and those for which no perturbation was found, stay as they are (D-6).
+    Images that it had wrong already, and those for which no perturbation was found, stay as they are (D-6); with
+    ``attack_keep_unsolved`` the latter stay where the solver ended.
     """
     attack = attack_of(trial)
 
@@ -137,6 +139,7 @@ def attack_of(trial: Trial) -> MinimumNorm:
         c=settings["attack_c"],
         bisections=settings["attack_bisections"],
         search=settings.get("attack_search", True),
+        keep_unsolved=settings.get("attack_keep_unsolved", False),
         seed=trial.seed,
     )
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from dubio import functional
 from dubio.attacks.attack import Attack, Progress
 from dubio.attacks.target import AttackTarget, Model, Perturbed
-from dubio.checks import check_positive
+from dubio.checks import check_flag, check_positive
 from dubio.functional.adversarial import AttackLoss, Norm
 
 Inputs = Float[Tensor, "batch ..."]
@@ -249,6 +249,8 @@ class MinimumNorm(Attack):
         bisections: number of bisections of c after an interval of a factor of ten is reached.
         search: whether to search c for every example. Without, ``c`` is the same for all examples, and the result is
             where the solver ends: beyond the boundary, the further the smaller c is.
+        keep_unsolved: without ``search``, whether inputs that do not fool the network stay where the solver ends; by
+            default they are put back to where they were.
     """
 
     norm: Norm = "l2"
@@ -260,9 +262,13 @@ class MinimumNorm(Attack):
     c: float = 0.1
     bisections: int = 8
     search: bool = True
+    keep_unsolved: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_flag("keep_unsolved", self.keep_unsolved)
+        if self.search and self.keep_unsolved:
+            raise ValueError("keep_unsolved must be False with search=True, which keeps what fools alone, got True")
         if self.norm != "l2":
             raise ValueError(f"norm must be 'l2' for MinimumNorm, got {self.norm!r}; FMN has both norms")
         if self.targeted and self.mode != "targeted":
@@ -301,6 +307,11 @@ class MinimumNorm(Attack):
                     end, settled = descend(problem, start, search.c, seen, self.steps, self.step_size)
                 nearest.consider(end)
                 kept = torch.where(nearest.size < before, search.c, kept)
+                if self.keep_unsolved:
+                    unsolved = nearest.open & ~end.fooled
+                    rows = functional.adversarial.as_rows(unsolved, inputs)
+                    nearest.inputs = torch.where(rows, end.inputs, nearest.inputs)
+                    kept = torch.where(unsolved, search.c, kept)
                 search.update(settled)
                 progress.tick()
         return nearest.evaluated(target, targets, kept)
