@@ -28,7 +28,7 @@ CELLS = {
     (spec, cell.name): cell
     for spec in (
         *("flow-2d", "flow-lengths", "flow-lengths-curves", "flow-paired", "flow-lenet", "flow-honest"),
-        *("nfi-lenet-cifar10", "nfi-lenet-cifar10-honest", "nfi-plane-underfit"),
+        *("nfi-lenet-cifar10", "nfi-lenet-cifar10-honest", "nfi-plane-underfit", "nfi-vgg16-quarter", "nfi-vgg16"),
     )
     for cell in load_spec(spec).cells
 }
@@ -201,7 +201,7 @@ def test_the_honest_figures_are_those_of_the_networks_of_the_table(
 def test_settings_that_only_some_specs_have_change_no_other_network() -> None:
     (cell,) = (cell for cell in load_spec("flow-lenet").cells if cell.name == "flow")
     settings = load_spec("flow-lenet").settings_of(cell)
-    assert not {*network_of(settings)} & {"augment", "gamma", "flow_blocks", "watch_mean"}
+    assert not {*network_of(settings)} & {"augment", "gamma", "flow_blocks", "spatial", "watch_mean"}
     assert network_of({**settings, "gamma": 0.1}) == {**network_of(settings), "gamma": 0.1}
 
 
@@ -265,6 +265,29 @@ def test_settings_of_images_reach_the_method_and_the_batches(tiny: Callable[...,
     assert batches_of(tiny("flow-lenet", "flow"), train) is train
     with pytest.raises(ValueError, match="augment must be 'none' or 'crop-and-flip', got 'mixup'"):
         batches_of(tiny("nfi-lenet-cifar10", "flow", augment="mixup"), train)
+
+
+@pytest.mark.parametrize("spec", ["nfi-vgg16-quarter", "nfi-vgg16"])
+def test_vgg16_has_flows_at_convolutions_4_8_and_11_and_at_the_second_linear_layer(
+    spec: str, tiny: Callable[..., Trial]
+) -> None:
+    settings = load_spec(spec).settings_of(CELLS[spec, "flow"])
+    blocks = settings["flow_blocks"]
+    with torch.device("meta"):
+        net = build(settings["model"], inputs=(3, 32, 32), num_classes=10)
+        model = flow_on_images._method(tiny(spec, "flow", flow_blocks=blocks, spatial="sum"), net).convert(net)
+        still = flow_on_images._method(tiny(spec, "no-flow", flow_blocks=blocks), net).convert(net)
+    noises = {
+        name.removesuffix(".input_noise"): module
+        for name, module in model.named_modules()
+        if isinstance(module, FlowNoise)
+    }
+    kinds = [type(model.get_submodule(name)).__name__.startswith("Linear") for name in noises]
+    assert kinds == [False] * 13 + [True] * 3
+    placed = {number: noise.block for number, noise in enumerate(noises.values(), 1) if noise.block != NormalAffine()}
+    assert placed == {4: NormalInvConv(), 8: NormalInvConv(), 11: NormalInvConv(), 15: NormalPlanar1d()}
+    assert all(noise.sum_positions for noise in noises.values())
+    assert blocks_of(still) == [NormalAffine()] * 16
 
 
 def test_ordinary_dropout_is_the_same_network_with_its_masks_off(tiny: Callable[..., Trial]) -> None:

@@ -36,7 +36,7 @@ EARLIER = (
 """The settings that a network depends on up to the end of its pre-training."""
 LATER = ("method", "epochs", "lr", "noise_lr", "train_draws", "beta", "dropout_rate")
 """The settings that it depends on from there."""
-ALSO_EARLIER, ALSO_LATER = ("augment",), ("gamma", "flow_blocks", "watch_mean")
+ALSO_EARLIER, ALSO_LATER = ("augment",), ("gamma", "flow_blocks", "spatial", "watch_mean")
 """Those that only some specs have."""
 BLOCKS: dict[str, FlowBlock] = {"affine": NormalAffine(), "inv-conv": NormalInvConv(), "planar-1d": NormalPlanar1d()}
 
@@ -46,8 +46,8 @@ def flow_images(trial: Trial) -> Findings:
 
     Settings: those in ``EARLIER`` and ``LATER``; ``draws``, ``bound_draws`` and ``bound_groups``. A spec may also have
     ``augment``, which is ``"crop-and-flip"``; ``gamma``, the weight of the entropy; ``flow_blocks``, the name of a
-    block for each layer; ``watch_mean``, whether the mean network is looked at after every epoch, too; and with that
-    ``ordinary``, whether it is the mean network that is measured.
+    block for each layer; ``spatial``, how the divergence adds up over positions; ``watch_mean``, whether the mean
+    network is looked at after every epoch, too; and with that ``ordinary``, whether it is the one that is measured.
     """
     settings = trial.settings
     splits = load_images(trial)
@@ -113,13 +113,14 @@ def _method(trial: Trial, net: nn.Module) -> Method:
     """What makes the network of the cell stochastic."""
     settings = trial.settings
     linear = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
-    weights = {"beta": settings["beta"], "gamma": settings.get("gamma", 0.0)}
+    options = {"beta": settings["beta"], "gamma": settings.get("gamma", 0.0)}
+    options["spatial"] = settings.get("spatial", "average")
     blocks = tuple(BLOCKS[name] for name in settings["flow_blocks"]) if "flow_blocks" in settings else None
     methods: dict[str, Method] = {
         "deterministic": Deterministic(),
         "dropout": Dropout(settings["dropout_rate"], l2=0.0, where=tuple(linear[1:])),
-        "no flow": Flow(NormalAffine(), **weights),
-        "flow": Flow(blocks, **weights),  # a flow before every second layer, unless blocks are named
+        "no flow": Flow(NormalAffine(), **options),
+        "flow": Flow(blocks, **options),  # a flow before every second layer, unless blocks are named
     }
     return methods[settings["method"]]
 
