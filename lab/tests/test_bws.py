@@ -278,7 +278,8 @@ def test_the_attack_is_as_the_cell_says(tmp_path: Path) -> None:
 def test_images_that_are_kept_are_all_that_is_other(name: str) -> None:
     spec, kept = load_spec(name), load_spec(f"{name}-unsolved")
     assert kept.settings == {**spec.settings, "attack_keep_unsolved": True}
-    assert (kept.cells, kept.metrics, kept.seeds, kept.tiny) == (spec.cells, spec.metrics, spec.seeds, spec.tiny)
+    assert (kept.cells, kept.metrics, kept.tiny) == (spec.cells, spec.metrics, spec.tiny)
+    assert {*spec.seeds} <= {*kept.seeds}
 
 
 def test_pruning_is_measured_by_all_draws_and_by_single_ones(pixel_readers: None, tmp_path: Path) -> None:
