@@ -26,6 +26,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from types import FunctionType
 from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
@@ -119,6 +120,12 @@ class BatchObjective(ABC):
     @abstractmethod
     def compute(self, batch: BatchContext) -> Loss:
         """Compute the loss of one batch."""
+
+    @property
+    def loss_of(self) -> Callable[[BatchContext], Loss]:
+        """``compute``, or the call of a subclass that has one of its own."""
+        has_own_call = type(self).__call__ is not BatchObjective.__call__
+        return partial(BatchContext.loss_of, objective=self) if has_own_call else self.compute
 
     def with_num_data(self: ObjectiveT, num_data: int) -> ObjectiveT:
         """Return this objective for the given number of training examples."""
@@ -389,7 +396,7 @@ class _Bootstrap(_Wrapper):
 
     def compute(self, batch: BatchContext) -> Loss:
         """Compute the loss of one batch with the inner objective and the bootstrapped loss."""
-        return batch.loss_of(replace(self.inner, losses=self._losses))
+        return replace(self.inner, losses=self._losses).loss_of(batch)
 
     def _losses(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, scale: Tensor | None) -> Tensor:
         if not isinstance(likelihood, Categorical):
@@ -478,10 +485,10 @@ class Adversarial(_Wrapper):
         """Compute the loss of one batch, whose inputs must be a tensor."""
         if (attacked := batch.attacked) is None:
             attacked = self.attack_inputs(batch.model, batch.inputs, batch.targets)
-        hot = replace(batch, inputs=attacked, attacked=None).loss_of(self.inner)
+        hot = self.inner.loss_of(replace(batch, inputs=attacked, attacked=None))
         if self.weight == 0.0:
             return replace(hot, terms=hot.terms | {"adversarial_nll": hot.nll})
-        clean = replace(batch, attacked=None).loss_of(self.inner)
+        clean = self.inner.loss_of(replace(batch, attacked=None))
         total, nll = torch.lerp(hot.total, clean.total, self.weight), torch.lerp(hot.nll, clean.nll, self.weight)
         return Loss(total, nll, clean.terms | {"adversarial_nll": hot.nll}, clean.log_probs)
 

@@ -16,19 +16,11 @@ from dubio._engine import STATE, Stream
 from dubio.attacks.gradient import APGD, PGD
 from dubio.data.batches import Batch
 from dubio.training import batch_loss
-from dubio.training.batch_loss import (
-    MOST_CHANGES,
-    OTHERS_TO_CHANGE,
-    Place,
-    Shapes,
-    StepResult,
-    metric_names,
-    metric_sums,
-)
+from dubio.training.batch_loss import MOST_CHANGES, OTHERS_TO_CHANGE, Place, Shapes, metric_names, metric_sums
 from dubio.training.diagnosis import BrokenLossError
 from dubio.training.optimizers import load_optimizer_state, make_capturable, match_layouts, set_learning_rates
 from dubio.training.processes import ALONE
-from dubio.training.steps import TRIALS, CapturedStep, CompileTrial, Step, StepMode, choose_step, why_not_captured
+from dubio.training.steps import TRIALS, CapturedStep, CompileTrial, Step, choose_step, why_not_captured
 from networks import mlp
 
 INPUTS = torch.rand(12, 6, generator=torch.Generator().manual_seed(1))
@@ -123,26 +115,16 @@ def test_gradients_are_clipped() -> None:
     assert float(moves.detach().norm()) == pytest.approx(0.01, rel=1e-3)
 
 
-@dataclasses.dataclass
-class Kind:
-    """A kind of step as far as it is chosen."""
-
-    obstacle: str
-    mode: StepMode = StepMode.EAGER
-
-    def learn(self, batch: Batch, place: Place, complete: bool) -> StepResult:
-        raise NotImplementedError
-
-    def shrink(self, error: Exception) -> bool:
-        raise NotImplementedError
-
-
 def test_the_fastest_step_without_an_obstacle_is_chosen() -> None:
-    captured, compiled, eager = Kind("it cannot be recorded"), Kind(""), Kind("")
-    assert choose_step([captured, compiled, eager]) == (compiled, "it cannot be recorded")
+    model = make()
+    step = steps_of(model, dubio.ELBO(40))
+    eager, compiled = step._eager, step._compiled
+    captured = CapturedStep(compiled, "several processes share each step")
+    assert choose_step([captured, compiled, eager]) == (compiled, "several processes share each step")
     assert choose_step([compiled, eager]) == (compiled, "")
-    compiled.obstacle = "the compiler gave up"
+    compiled.give_up("the compiler gave up")
     assert choose_step([captured, compiled, eager]) == (eager, "the compiler gave up")
+    assert CapturedStep(compiled, "").obstacle == "the compiler gave up"
 
 
 def test_the_mode_of_a_run_is_a_value_that_equals_its_word() -> None:

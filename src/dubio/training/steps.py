@@ -30,7 +30,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +104,9 @@ class EagerStep:
     num_rows: int = 0
     """Examples whose gradients wait for the update."""
     mode = StepMode.EAGER
+    """How most batches run."""
     obstacle = ""
+    """Why steps of this kind cannot be used, as a sentence; empty where they can."""
 
     def __post_init__(self) -> None:
         objective = self.objective
@@ -112,8 +114,8 @@ class EagerStep:
         self.layout = Layout(self.model, self.optimizer)
         self.monitor = LossMonitor(self.device, self.optimizer)
         self.loss_of: Callable[[BatchContext], Loss] = partial(BatchContext.loss_of, objective=objective)
-        if isinstance(objective, BatchObjective) and type(objective).__call__ is BatchObjective.__call__:
-            self.loss_of = objective.compute
+        if isinstance(objective, BatchObjective):
+            self.loss_of = objective.loss_of
         self._attack = objective.attack_inputs if isinstance(objective, Adversarial) else None
         self._takes_parts = "num_parts" in inspect.signature(objective).parameters
         self._statistics = TensorSnapshot(self.model, ())
@@ -346,7 +348,7 @@ class CapturedStep:
     """
 
     def __init__(self, compiled: CompiledStep, obstacle: str) -> None:
-        self.compiled, self.eager = compiled, compiled.eager
+        self.compiled, self.eager, self.shrink = compiled, compiled.eager, compiled.shrink
         self.recording: Recording | None = None
         self._obstacle = ""
         self._shape: tuple[Any, ...] | None = None
@@ -391,10 +393,6 @@ class CapturedStep:
             self.give_up(f"every step puts another tensor in place of {recording.replaced}")
         return result
 
-    def shrink(self, error: Exception) -> bool:
-        """Undo a step that ran out of memory; one that was compiled or recorded runs eagerly from now on."""
-        return self.compiled.shrink(error)
-
     def give_up(self, obstacle: str) -> None:
         """Do without a recording from now on; raises where it is required."""
         if self.compiled.is_required:
@@ -422,23 +420,8 @@ class CapturedStep:
         return self.recording
 
 
-@runtime_checkable
-class TrainingStep(Protocol):
-    """The protocol of the three kinds of steps."""
-
-    @property
-    def mode(self) -> StepMode:
-        """How most batches run."""
-
-    @property
-    def obstacle(self) -> str:
-        """Why steps of this kind cannot be used, as a sentence; empty where they can."""
-
-    def learn(self, batch: Batch, place: Place, complete: bool) -> StepResult:
-        """Add the gradients of a batch; where it completes a step, update the parameters."""
-
-    def shrink(self, error: Exception) -> bool:
-        """Undo a step that ran out of memory, so that the next attempt takes less; False where none can."""
+TrainingStep = EagerStep | CompiledStep | CapturedStep
+"""All have one protocol, ``mode``, ``obstacle``, ``learn`` and ``shrink``, which ``EagerStep`` describes."""
 
 
 def choose_step(steps: Sequence[TrainingStep]) -> tuple[TrainingStep, str]:
