@@ -19,6 +19,7 @@ from typing import Any
 
 import attacking
 import audits
+import cpu_kernels
 import families
 import fitting
 import glow
@@ -44,6 +45,7 @@ PARTS: dict[str, Callable[[torch.device], Any]] = {
     "families": families.measure,
     "fitting": fitting.measure,
     "kernels": kernels.measure,
+    "cpu_kernels": cpu_kernels.measure,
     "audits": audits.measure,
     "audits_mnist": audits.measure_mnist,
     "autoattack": audits.measure_autoattack,

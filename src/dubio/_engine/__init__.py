@@ -40,6 +40,15 @@ from dubio._engine.host_rng import (
     seeded_step as seeded_step,
     set_generator_state as set_generator_state,
 )
+from dubio._engine.kernels import (
+    draw_each as draw_each,
+    draw_weights as draw_weights,
+    frozen_keys as frozen_keys,
+    kernels_available as kernels_available,
+    kernels_unavailable_reason as kernels_unavailable_reason,
+    keyed_noise as keyed_noise,
+    weight_divergence as weight_divergence,
+)
 from dubio._engine.memory import (
     Footprint as Footprint,
     available_memory as available_memory,

@@ -86,6 +86,17 @@ def gaussian_kl(mean: Values, std: Values, prior_mean: Values | float, prior_std
     return 0.5 * (ratio.square() + distance.square() - 1.0) - ratio.log()
 
 
+def gaussian_kl_gradients(
+    mean: Values, std: Values, slope: Values, prior_mean: Values | float, prior_std: float
+) -> tuple[Values, Values]:
+    """The gradients of ``gaussian_kl`` for ``mean`` and for the parameter of ``std``, whose derivative is ``slope``.
+
+    For a softplus far below zero, ``1 / std`` is large and ``slope`` small: their product is one.
+    """
+    precision = prior_std**-2
+    return (mean - prior_mean) * precision, slope * std * precision - slope / std
+
+
 def normal_log_prob(
     value: Float[Tensor, "..."], mean: Float[Tensor, "..."] | float, std: Float[Tensor, "..."] | float
 ) -> Float[Tensor, "..."]:
@@ -106,6 +117,14 @@ def scale_mixture_log_prob(value: Values, weight: float, wide_std: float, narrow
         return wide
     narrow = normal_log_prob(value, 0.0, narrow_std)
     return torch.logaddexp(math.log(weight) + wide, math.log1p(-weight) + narrow)
+
+
+def scale_mixture_slope(value: Values, weight: float, wide_std: float, narrow_std: float) -> Values:
+    """Minus the derivative of ``scale_mixture_log_prob``: the value times the mean precision of its components."""
+    wide, narrow = wide_std**-2, narrow_std**-2
+    odds = math.log(weight) - math.log1p(-weight) + math.log(narrow_std) - math.log(wide_std)
+    log_odds = odds - 0.5 * (wide - narrow) * value.square()
+    return value * (torch.sigmoid(log_odds) * wide + torch.sigmoid(-log_odds) * narrow)
 
 
 def posterior_log_prob(std: Values, noise: Values) -> Values:
