@@ -102,7 +102,7 @@ def measure(library: list[Module], laboratory: list[Module]) -> list[Measure]:
     return [
         Measure("files under src/dubio", len(library), 150),
         Measure("lines of the median file", statistics.median(sizes), 170, more_is_better=True),
-        Measure("lines of code under src/dubio", sum(map(lines_of_code, library)), 25100),
+        Measure("lines of code under src/dubio", sum(map(lines_of_code, library)), 25700),
         Measure("satellites", len(satellites), 10, tuple(satellites)),
         Measure("modules named by a gerund", len(gerunds), 0, tuple(gerunds)),
         Measure("class names with two meanings", len(twice), 0, tuple(twice)),

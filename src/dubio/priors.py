@@ -31,6 +31,11 @@ class Normal:
         check_finite("mean of a prior", self.mean)
         check_positive("std of a prior", self.std)
 
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        """Mean and standard deviation."""
+        return self.mean, self.std
+
     def log_prob(self, weight: Weights, centre: Weights | None) -> Weights:
         """Log density, element by element."""
         return functional.variational.normal_log_prob(weight, self.mean, self.std)
@@ -49,6 +54,11 @@ class CentredNormal:
 
     def __post_init__(self) -> None:
         check_positive("std of a prior", self.std)
+
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        """Standard deviation, after a mean that the weights of the converted network replace."""
+        return 0.0, self.std
 
     def log_prob(self, weight: Weights, centre: Weights | None) -> Weights:
         """Log density, element by element."""
@@ -81,6 +91,11 @@ class ScaleMixture:
         check_positive("narrow_std of a prior", self.narrow_std)
         if self.narrow_std > self.wide_std:
             raise ValueError(f"narrow_std must be at most wide_std = {self.wide_std}, got {self.narrow_std}")
+
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        """Weight of the wide component, and both standard deviations."""
+        return self.weight, self.wide_std, self.narrow_std
 
     @property
     def std(self) -> float:

@@ -356,7 +356,9 @@ def test_help_teaches_by_example(command: str) -> None:
 def test_no_arguments_show_the_help_and_version_the_version() -> None:
     assert all(command in invoke().stdout for command in COMMANDS)
     assert invoke().exit_code == 0
-    assert invoke("--version").stdout.startswith(f"dubio {dubio.__version__}")
+    said = invoke("--version").stdout
+    assert said.startswith(f"dubio {dubio.__version__}")
+    assert "kernels for CPUs" in said
 
 
 def test_a_tiny_demo_ends_with_a_report_and_says_that_its_numbers_mean_nothing(tmp_path: Path) -> None:

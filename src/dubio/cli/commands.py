@@ -6,6 +6,7 @@ in its body.
 """
 
 import dataclasses
+import os
 import signal
 from pathlib import Path
 from typing import Annotated, Literal
@@ -52,7 +53,9 @@ def _version(is_given: bool) -> bool:
     if is_given:
         from importlib.metadata import version
 
-        say(f"dubio {VERSION} (torch {version('torch')})")
+        built = "built" if (Path(__file__).parents[1] / "_engine" / "libkernels.so").is_file() else "not built"
+        kernels = "switched off" if os.environ.get("DUBIO_KERNELS") == "0" else built
+        say(f"dubio {VERSION} (torch {version('torch')}, kernels for CPUs {kernels})")
         raise Exit()
     return is_given
 
@@ -424,7 +427,7 @@ def calibrate(
     Example:  dubio calibrate first
     """
     from dubio.calibration import calibrate
-    from dubio.cli.calibrate import open_run
+    from dubio.cli.evaluate import open_run
 
     with open_run(named, runs, data_dir, quiet) as run:
         run.decide(ctx, calibrate, kind=kind, per_draw=per_draw)
@@ -457,7 +460,7 @@ def abstain(
     Example:  dubio abstain first --coverage 0.8
     """
     from dubio.calibration import abstain
-    from dubio.cli.calibrate import open_run
+    from dubio.cli.evaluate import open_run
 
     with open_run(named, runs, data_dir, quiet) as run:
         run.decide(ctx, abstain, error=error, coverage=coverage, score=score, level=level)
@@ -486,7 +489,7 @@ def conformal(
     Example:  dubio conformal first --coverage 0.9
     """
     from dubio.calibration import conformal
-    from dubio.cli.calibrate import open_run
+    from dubio.cli.evaluate import open_run
 
     with open_run(named, runs, data_dir, quiet) as run:
         run.decide(ctx, conformal, coverage=coverage, kind=kind, allow_empty=allow_empty)
