@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -95,6 +96,22 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     ),
     "attacked": lambda: train(make(), objective=Adversarial(attack=ATTACK), epochs=1, batch_size=20),
 }
+
+
+def test_a_group_is_opened_while_the_first_process_still_closes_the_one_before(tmp_path: Path) -> None:
+    def twice(rank: int) -> list[dict[str, Any]]:
+        destroy = processes.dist.destroy_process_group
+
+        def destroy_late() -> None:
+            time.sleep(1.0 - rank)  # the other process meets the store that is about to close
+            destroy()
+
+        processes.dist.destroy_process_group = destroy_late  # of this forked process alone
+        return [train(make(), epochs=1) for _ in range(2)]
+
+    first, second = values(tmp_path, twice)
+    for result, other in zip(first, second, strict=True):
+        assert_same(other, result)
 
 
 @pytest.mark.feature("Several processes without noise train as one does, with the same batches (1e-6)")

@@ -20,7 +20,7 @@ import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -32,6 +32,8 @@ from torch import Tensor, nn
 from dubio._engine import noise_key
 
 T = TypeVar("T")
+CLOSING = timedelta(seconds=10)
+"""For so long a process waits at most until the first one has left a group, too."""
 WAIT = timedelta(minutes=30)
 """Timeout for a process that neither answers nor ends: the first one may be busy with a callback."""
 CHECK_LAUNCHER_EVERY = 0.5
@@ -80,7 +82,7 @@ class Processes:
                     _check_backends(self.device)
                 yield self
                 return
-            _open_group(self.device)
+            store = _open_group(self.device)
             lost = False
             try:
                 yield self
@@ -90,6 +92,10 @@ class Processes:
             finally:
                 if not (lost and self.device.type == "cuda"):  # nccl would wait for the lost process
                     dist.destroy_process_group()
+                if self.rank and "TORCHELASTIC_RUN_ID" not in os.environ:
+                    # Without torchrun the first process holds the store: another group must not meet in that one.
+                    with suppress(RuntimeError):
+                        store.wait(["the first process has left"], CLOSING)
 
     @property
     def is_writer(self) -> bool:
@@ -282,7 +288,8 @@ def _check_backends(device: torch.device) -> None:
         )
 
 
-def _open_group(device: torch.device) -> None:
+def _open_group(device: torch.device) -> Any:
+    """Open the process group, and return the store that its processes meet in."""
     if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
         raise ValueError(f"WORLD_SIZE is set but {' and '.join(missing)} not; start several processes with torchrun")
     # First, since the compiler keeps a group that is open when it is imported (the first optimizer imports it): the
@@ -296,6 +303,7 @@ def _open_group(device: torch.device) -> None:
         store, rank, count = next(iter(rendezvous("env://", timeout=WAIT)))
         store = PrefixStore(f"dubio, meeting {next(_GROUPS)}", store)
         dist.init_process_group(BACKENDS[device.type], store=store, rank=rank, world_size=count, timeout=WAIT)
+    return store
 
 
 @contextmanager
