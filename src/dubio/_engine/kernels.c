@@ -4,8 +4,8 @@
  * draws, and adds up the divergence from the prior (E-7, E-19); another pass writes the gradients of both. What stands
  * in memory is read once and written once; all else stays in blocks that fit into the first cache.
  *
- * `kernels.py` loads this file as a shared library with ctypes and holds the counterparts of its structures. It is plain
- * C: no header of Python or torch, no global state, nothing that is allocated.
+ * `kernels.py` loads this file as a shared library with ctypes and holds the counterparts of its structures. It is
+ * plain C: no header of Python or torch, no global state, nothing that is allocated.
  *
  * Noise. Frozen noise is Philox 4x32-10 with the counters of `triton_kernel.py`: a number is a function of its key and
  * its place. Fresh noise is xoshiro128++ in 64 lanes; a block of 4,096 numbers begins with states that Philox computes
@@ -21,8 +21,8 @@
  * its address: a second runtime would start threads of its own and compete for the cores. Threads take units of work
  * from a counter; each unit has a place of its own for its sum, so that sums do not depend on the threads either.
  *
- * References: Salmon et al. 2011, Parallel Random Numbers: As Easy as 1, 2, 3; Blackman and Vigna 2021, Scrambled Linear
- * Pseudorandom Number Generators; Box and Muller 1958.
+ * References: Salmon et al. 2011, Parallel Random Numbers: As Easy as 1, 2, 3; Blackman and Vigna 2021, Scrambled
+ * Linear Pseudorandom Number Generators; Box and Muller 1958.
  */
 
 #include <math.h>
@@ -211,7 +211,8 @@ INLINE float mixture_log_prob(float weight, struct mixture mixture) {
 
 INLINE float mixture_slope(float weight, struct mixture mixture) {
     float half = -0.5f * weight * weight;
-    float difference = half * (mixture.wide_precision - mixture.narrow_precision) + (mixture.wide_log - mixture.narrow_log);
+    float precision = mixture.wide_precision - mixture.narrow_precision;
+    float difference = half * precision + (mixture.wide_log - mixture.narrow_log);
     float e = exp_minus(fabsf(difference)), larger = 1.0f / (1.0f + e);
     float wide = difference > 0.0f ? larger : e * larger, narrow = difference > 0.0f ? e * larger : larger;
     return weight * (wide * mixture.wide_precision + narrow * mixture.narrow_precision);
@@ -278,7 +279,7 @@ INLINE void next_words(struct lanes *restrict lanes, uint32_t *restrict out, int
     }
 }
 
-/* Two normal numbers from two words. The angle is reduced to an eighth of a turn as a whole number, without an error. */
+/* Two normal numbers from two words. The angle is reduced to an eighth of a turn without an error, as an integer. */
 INLINE void normals(float *restrict one, float *restrict two, const uint32_t *restrict first,
                     const uint32_t *restrict second, int count, float sign) {
     for (int i = 0; i < count; i++) {
