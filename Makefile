@@ -1,4 +1,4 @@
-# Every target builds .venv when it has to: the first time, and when constraints.txt or a pyproject.toml changed.
+# Every target builds .venv when it has to: the first time, and when requirements or the kernels in C changed.
 
 PYTHON ?= python3
 WORKERS ?= auto
@@ -95,7 +95,7 @@ examples: $(STAMP)
 
 # One command installs both packages: alone, dubio_lab would look for dubio in the index. The stamp is written last, so an installation that fails leaves none. Where Python comes without ensurepip, the
 # pip that is there installs another one into the environment.
-$(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
+$(STAMP): pyproject.toml lab/pyproject.toml constraints.txt setup.py src/dubio/_engine/kernels.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 		"Python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + "; try make PYTHON=python3.11")'
 	@echo "Installing the environment in $(VENV); the first time this downloads torch and takes some minutes."

@@ -26,6 +26,7 @@ import glow
 import kernels
 import loading
 import noise
+import overhead
 import peers
 import recipes
 import torch
@@ -49,6 +50,7 @@ PARTS: dict[str, Callable[[torch.device], Any]] = {
     "audits": audits.measure,
     "audits_mnist": audits.measure_mnist,
     "autoattack": audits.measure_autoattack,
+    "overhead": overhead.measure,
     "recipes": recipes.measure,
     "peers": peers.measure,
 }
