@@ -215,7 +215,9 @@ def weight_divergence(
         raise ValueError("noise must be given for a mixture, whose divergence is estimated from draws, got None")
     if not job.is_estimated:
         job = job._replace(noise=None)
-    return (_OPERATOR(*job) if _is_operator(job) else _composite(job))[1]
+    # Without the library a call of the operator costs more than the formula of a small tensor.
+    by_operator = _is_operator(job) and (kernels_available() or mean.numel() > PART)
+    return (_OPERATOR(*job) if by_operator else _composite(job))[1]
 
 
 def keyed_noise(
