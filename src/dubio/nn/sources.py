@@ -346,7 +346,10 @@ class GaussianPosterior(WeightSource, Posterior):
 
     def closed_divergence(self) -> Float[Tensor, ""]:
         """Divergence from the prior, summed over random weights, where it has a closed form."""
-        return self._divergence(None)
+        if not self.has_closed_divergence:
+            return self.divergence_per_weight().sum()  # the prior says why there is none
+        where = {"centre": self.centre, "removed": self.removed, "fixed": self.fixed}
+        return weight_divergence(self.mean, self.rho, self.prior.parameters, **where)
 
     @property
     def has_closed_entropy(self) -> bool:
@@ -369,15 +372,14 @@ class GaussianPosterior(WeightSource, Posterior):
 
     def estimated_divergence(self, noise: Float[Tensor, "*shape"]) -> Float[Tensor, ""]:
         """One draw's Monte Carlo estimate of the divergence, from the noise that was drawn."""
-        return self._divergence(noise)
+        mean, std, centre = self._in_full_precision()
+        noise = noise.to(mean.dtype)
+        prior_log_prob = self.prior.log_prob(mean + std * noise, centre)
+        return self._zero_unless_random(functional.variational.monte_carlo_kl(std, noise, prior_log_prob)).sum()
 
     def extra_repr(self) -> str:
         """Shape and prior, for printing."""
         return f"shape={tuple(self.mean.shape)}, prior={self.prior}"
-
-    def _divergence(self, noise: Tensor | None) -> Tensor:
-        where = {"centre": self.centre, "removed": self.removed, "fixed": self.fixed}
-        return weight_divergence(self.mean, self.rho, self.prior.parameters, noise=noise, **where)
 
     def _zero_unless_random(self, values: Tensor) -> Tensor:
         values, fixed = self.without_removed(values), self._buffers["fixed"]
