@@ -228,10 +228,9 @@ def joined_draws(call: Call, draws: Numbers, outputs: Any, terms: dict[str, Tens
     return Draws(outputs, terms)
 
 
-def loop_draws(call: Call, draws: Numbers, drawn: Sequence[Perturbations] | None = None) -> Draws:
+def loop_draws(call: Call, draws: Numbers) -> Draws:
     """Run the network for one draw after another."""
-    numbers = enumerate(draws.tensor().unbind())
-    return stacked([one_draw(call, draw, None if drawn is None else drawn[i]) for i, draw in numbers])
+    return stacked([one_draw(call, draw) for draw in draws.tensor().unbind()])
 
 
 def stacked(outcomes: Sequence[tuple[Any, dict[str, Tensor]]]) -> Draws:

@@ -117,18 +117,15 @@ def run(
     chunk: int | None = None,
     first_draw: int = 0,
     collecting: Collection[str] = (),
-    drawn: Sequence[Perturbations] | None = None,
-    ahead: "WeightPrefetcher | None" = None,
 ) -> Draws:
     """Like ``sample``, with the terms that the layers collected.
 
     ``collecting`` names the kinds of terms to collect: ``divergence``, ``entropy``, ``penalty``. ``first_draw``
-    continues an earlier run of the same seed. ``drawn``, one dict per draw, keeps drawn weights from call to call while
-    the same frozen draws meet several batches. Only the loop uses it, and the prefetcher ``ahead``.
+    continues an earlier run of the same seed.
     """
     _check(model, num_samples, chunk, executor)
     settings, is_compiling = settings_for_run(seed), torch.compiler.is_compiling()
-    call = call_for(model, inputs, settings, collecting, ahead)
+    call = call_for(model, inputs, settings, collecting)
     if settings.mode == "off":
         return expanded(one_draw(call), num_samples)
     if settings.seed is not None and not is_compiling:
@@ -140,18 +137,17 @@ def run(
         # An export loops, since vmap over drawn convolution weights would fix the batch size. The flag itself is read:
         # before torch 2.12, ``is_exporting()`` is true in everything that is compiled.
         if torch.compiler._is_exporting_flag or executor == "loop":
-            return loop_draws(call, draws, drawn)
+            return loop_draws(call, draws)
         size = chunk or num_samples
         if size >= num_samples:
             return map_draws(call, draws)
         return join([map_draws(call, draws.part(done, size)) for done in range(0, num_samples, size)])
-    if num_samples == 1 and (settings.memory is None or drawn is not None):
-        draw = torch.tensor(first_draw, device="cpu")
-        once = partial(forward, draw, call, None if drawn is None else drawn[0])
+    if num_samples == 1 and settings.memory is None:
+        once = partial(forward, torch.tensor(first_draw, device="cpu"), call, None)
         outputs, terms, _ = with_less_memory(once, partial(refuse, call, "one draw"))
         return expanded((outputs, terms), 1)
-    plan = plan_for(call, num_samples, executor, chunk, piece=drawn is not None)
-    with _Run(call, draws, executor, chunk, plan, drawn) as work:
+    plan = plan_for(call, num_samples, executor, chunk)
+    with _Run(call, draws, executor, chunk, plan) as work:
         return with_less_memory(work.attempt, work.shrink, also=RETRIED)
 
 
@@ -321,6 +317,8 @@ class _Run:
 
     Draws that were planned to be mapped are looped where torch cannot map them. Tensors that the draws have moved on
     the network are put back before the next attempt, and where the run fails.
+
+    ``drawn``, one dict for each draw of a part of a stream, keeps drawn weights while the draws meet several batches.
     """
 
     def __init__(
@@ -330,7 +328,7 @@ class _Run:
         executor: Executor,
         chunk: int | None,
         plan: SamplingPlan,
-        drawn: Sequence[Perturbations] | None,
+        drawn: Sequence[Perturbations] | None = None,
     ) -> None:
         self._call, self._draws, self._executor, self._chunk = call, draws, executor, chunk
         self.plan, self._drawn = plan, drawn
